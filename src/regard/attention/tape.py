@@ -1,0 +1,262 @@
+"""The door into any PyTorch model: attention as a function call, seen while the model runs as it always does.
+
+A `Tape` is entered for the length of one forward pass. It changes nothing: no hook, no patch, no switch. A
+fused kernel keeps running; on the CPU the very kernel that torch would have chosen is called in the way that
+also returns its log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, redispatch_function
+
+from regard.attention.recognise import Follower, Ignored, why_not
+from regard.attention.sites import Fused, Given, at_least_float
+from regard.errors import NonFinite, NotReproduced
+from regard.types import Batch
+
+FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
+CHECKED_ROWS = 4  # of every site, to prove that the recomputed weights are the model's
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+# How the leading axes of a site are examples and heads. "fold": one axis holds both, and either may run slower;
+# "swap": two axes of the same size. Both are settled by looking at one example alone.
+Doubt = Literal["fold", "swap"] | None
+
+
+@dataclass(eq=False)
+class Record:
+    """What the tape keeps of one site."""
+
+    name: str
+    source: Given | Fused
+    doubt: Doubt
+    across: bool  # attention across the examples of the batch
+    error: float  # max |A·V − out| / max |out| over the checked rows
+    mass: tuple[float, float]  # smallest and largest row sum over the checked rows
+    learned: bool = False  # the scores are not a product of two activations
+    out: Tensor | None = None  # kept for gradients only
+    fold: Callable[[Tensor], Tensor] = field(default=lambda x: x)
+
+    def read_otherwise(self) -> Record:
+        """The same with its leading axes read the other way round."""
+        refold = swapped if self.doubt == "swap" else refolded
+        return replace(self, source=self.source.map(refold), fold=lambda x: refold(self.fold(x)))
+
+
+class Tape(TorchFunctionMode):
+    """Records the sites of one forward pass.
+
+    Args:
+        model: the model that will run, for the names of its modules and to know its parameters.
+        batch: what it will run on.
+        keep_outputs: keep what each site returned, to differentiate by it.
+        leaf: number of the site whose output becomes the only leaf of the graph (grad mode is switched on there).
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, *, keep_outputs: bool = False, leaf: int | None = None):
+        super().__init__()
+        self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
+        self.batch = batch
+        self.keep_outputs = keep_outputs
+        self.leaf = leaf
+        self.follower = Follower(model)
+        self.records: list[Record] = []
+        self.refused: list[Ignored] = []
+        self.left_fast_path = False
+        self.opaque: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See one call; run it; return what it returned."""
+        kwargs = kwargs or {}
+        name = function_name(func)
+        if name == "scaled_dot_product_attention":
+            return self._fused(*args, **kwargs)
+        if name == "multi_head_attention_forward":
+            self.left_fast_path |= not torch.is_grad_enabled()
+            with self:  # its body calls what we are here to see
+                return redispatch_function(func, types, args, kwargs)
+        result = func(*args, **kwargs)
+        if "attention" in name or "attn" in name:
+            self.opaque.add(str(func))
+        mix = self.follower.follow(name, args, kwargs, result, self._module_name)
+        if mix is not None:
+            fixed = self.follower.is_fixed(mix.values)
+            reason = why_not(mix, self.batch.lengths, self.batch.queries, fixed)
+            if reason is None:
+                # the weights and their lead are detached views; the result is what the graph goes on from
+                reason = self._record(Given(mix.weights, mix.values), mix.out, result, not mix.flow.product)
+            mix.flow.reason, mix.flow.settled = reason, mix.flow.settled or reason is None
+        return result
+
+    def ignored(self) -> tuple[Ignored, ...]:
+        """What looked like attention and was not taken for it."""
+        return (*self.refused, *self.follower.ignored())
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Run the kernel that torch would run, and keep references to what it was given."""
+        out, lse = attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        lead = query.shape[:-2]
+        mask = attn_mask if attn_mask is None else attn_mask.detach()
+        if mask is not None:
+            mask = mask.expand(*lead, *mask.shape[-2:]) if len(lead) != 2 else mask
+            mask = mask if mask.dim() >= 4 or len(lead) != 2 else mask[(None,) * (4 - mask.dim())]
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        source = Fused(query.detach(), key.detach(), value.detach(), mask, is_causal, scale, lse)
+        reason = self._record(source, out.detach(), out, learned=False)
+        if reason is not None:
+            shape = (*out.shape[:-1], key.shape[-2])
+            self.refused.append(Ignored(self._module_name(), shape, reason))
+        return out
+
+    def _record(self, source: Given | Fused, out: Tensor, result: Tensor, learned: bool) -> str | None:
+        """Check a site and keep it; return the reason if its axes cannot be told."""
+        size, lengths = len(self.batch), self.batch.lengths
+        values = source.values
+        query, key = out.shape[-2], values.shape[-2]
+        lead = tuple(out.shape[:-2])
+        across = size > 1 and query == key == size and lead[:1] == (1,)
+        if key not in lengths and not across:
+            rows = " or ".join(map(str, lengths))
+            return f"its {key} keys are not rows of the input, which has {rows}"
+        arranged = arrange(lead, 1 if across else size, hand_written=isinstance(source, Given))
+        if arranged is None:
+            return f"its leading axes {lead} are not {size} examples × heads"
+        fold, doubt = arranged
+        source = source.map(fold)
+        record = Record(self._module_name(), source, doubt, across, 0.0, (1.0, 1.0), learned, fold=fold)
+        self._check(record, fold(out))
+        number = len(self.records)
+        self.records.append(record)
+        if number == self.leaf:
+            torch.set_grad_enabled(True)  # the caller restores it
+        if self.keep_outputs or number == self.leaf:
+            if not result.requires_grad:
+                result.requires_grad_()
+            record.out = result
+        return None
+
+    def _check(self, record: Record, out: Tensor) -> None:
+        """Recomputed weights × values must be the site's own output, on a few rows of every head."""
+        example, head, query, _ = record.source.shape
+        real = self.real_rows(example, query)
+        if not torch.isfinite(out.sum((1, 3), dtype=torch.float64))[real].all():
+            raise NonFinite(
+                f"site {len(self.records)} ({record.name}) returned NaN or Inf. Check the inputs, the weights and "
+                "the precision the model runs in (half precision overflows first)."
+            )
+        rows = torch.linspace(0, query - 1, min(CHECKED_ROWS, query), device=out.device).long()
+        weights = record.source.tile(slice(0, example), slice(0, head), rows)
+        values = at_least_float(record.source.values[:, :, : weights.shape[-1]])
+        group = head // values.shape[1]
+        again = weights.unflatten(1, (-1, group)) @ values.unsqueeze(2)
+        shown = real[:, None, rows].expand(-1, head, -1)
+        if not shown.any():
+            return
+        expected = at_least_float(out[:, :, rows])[shown]
+        gap = (again.flatten(1, 2)[shown] - expected).abs().max()
+        record.error = float(gap / expected.abs().max().clamp_min(1e-30))
+        masses = weights.sum(-1)[shown]
+        record.mass = (float(masses.min()), float(masses.max()))
+        if not record.error <= TOLERANCE.get(out.dtype, 1e-4):
+            raise NotReproduced(
+                f"site {len(self.records)} ({record.name}): recomputed weights × values differ from the model's own "
+                f"output by {record.error:.2g} of its largest value. Please report it with the model's class; "
+                "until then, do not trust weights of this site."
+            )
+
+    def real_rows(self, examples: int, queries: int) -> Tensor:
+        """``(example, query)``: False at padding rows; all True where queries are not rows of the input."""
+        if tuple(self.batch.real.shape) == (examples, queries):
+            return self.batch.real
+        return torch.ones(examples, queries, dtype=torch.bool, device=self.batch.real.device)
+
+    def _module_name(self) -> str:
+        """Path of the innermost module of the model whose code is running."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            first = frame.f_code.co_varnames[:1]
+            if first and isinstance(owner := frame.f_locals.get(first[0]), nn.Module):
+                name = self.names.get(id(owner))
+                if name is not None:
+                    return name.replace("_orig_mod.", "")
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+
+def function_name(func: Any) -> str:
+    """``add`` for ``torch.add``, ``Tensor.add``, ``Tensor.add_`` and ``Tensor.__add__``; ``T`` for the property."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", "")
+    return str(name).strip("_")
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool,
+    scale: float | None, grouped: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """What `F.scaled_dot_product_attention` returns, bit for bit, and the log-sum-exp where it can be had."""
+    if query.device.type == "cpu" and query.dim() == 4 and not dropout and not torch.is_autocast_enabled("cpu"):
+        kernel = torch._fused_sdp_choice(
+            query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
+        )
+        if kernel == FLASH:
+            if mask is not None and mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, dropout, causal, attn_mask=mask, scale=scale
+            )
+            return out, lse.detach()
+    out = F.scaled_dot_product_attention(
+        query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
+    )
+    return out, None
+
+
+def arrange(
+    lead: tuple[int, ...], examples: int, *, hand_written: bool
+) -> tuple[Callable[[Tensor], Tensor], Doubt] | None:
+    """How ``(*lead, …)`` becomes ``(example, head, …)``, and what the shape alone leaves in doubt."""
+    n = len(lead)
+    if examples == 1:
+        if n >= 2 and lead[0] == 1:
+            return (lambda x: x if n == 2 else x.flatten(1, n - 1)), None
+        return (lambda x: x.flatten(0, n - 1)[None] if n else x[None, None]), None
+    if n and lead[0] == examples:
+        doubt: Doubt = "swap" if hand_written and n == 2 and lead[1] == examples else None
+        return (lambda x: x.unsqueeze(1) if n == 1 else x if n == 2 else x.flatten(1, n - 1)), doubt
+    if n == 2 and lead[1] == examples:
+        return swapped, None
+    if n == 1 and lead[0] % examples == 0:
+        return (lambda x: x.unflatten(0, (examples, -1))), "fold"
+    return None
+
+
+def swapped(x: Tensor) -> Tensor:
+    """``(head, example, …)`` to ``(example, head, …)``."""
+    return x.transpose(0, 1)
+
+
+def refolded(x: Tensor) -> Tensor:
+    """``(example, head, …)`` that was cut from one axis, cut the other way: heads run slower."""
+    examples = x.shape[0]
+    return x.flatten(0, 1).unflatten(0, (-1, examples)).transpose(0, 1)

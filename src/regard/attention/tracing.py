@@ -1,0 +1,328 @@
+"""What did attention do in this forward pass?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, SupportsIndex
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.recognise import Ignored
+from regard.attention.sites import Kind, Site
+from regard.attention.tape import Record, Tape
+from regard.errors import (
+    NoAttentionFound,
+    NoGradient,
+    NonFinite,
+    NoSuchPart,
+    OpaqueKernel,
+    ReadoutMismatch,
+    choose,
+)
+from regard.types import Batch, Features, Of, Score, Special, Subject, Targets
+
+_verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose readout was measured
+
+
+class Sites(tuple[Site, ...]):
+    """The sites of a trace, in order of execution; indexed by number or by name."""
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
+        """One site by number or name, or several by slice."""
+        if isinstance(key, str):
+            found = [site for site in self if site.name == key]
+            if len(found) == 1:
+                return found[0]
+            listed = ", ".join(f"{site.index}: {site.name}" for site in self)
+            problem = "is not there" if not found else f"runs {len(found)} times: choose by number"
+            raise NoSuchPart(f"site {key!r} {problem}. There are {listed}.")
+        try:
+            return super().__getitem__(key)
+        except IndexError:
+            listed = ", ".join(f"{site.index}: {site.name}" for site in self)
+            raise NoSuchPart(f"site {key} is not there. There are {listed}.") from None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The evidence that a trace is right.
+
+    Args:
+        errors: for each site max |A·V − out| / max |out|, on a few rows of every head and example.
+        masses: for each site the smallest and largest row sum on those rows (below 1 with sink logits).
+        readout: "measured" if the rows that move the output are those of the readout; otherwise why it could
+            not be measured.
+        left_fast_path: torch's fast path of `nn.TransformerEncoder` or `nn.MultiheadAttention` cannot be seen into
+            and was left by itself, so outputs agree to about 1e-6 with a plain run; otherwise bit for bit.
+    """
+
+    errors: tuple[float, ...]
+    masses: tuple[tuple[float, float], ...]
+    readout: str
+    left_fast_path: bool
+
+    @property
+    def error(self) -> float:
+        """The largest reconstruction error of all sites."""
+        return max(self.errors)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What flowed through the attention sites in one run.
+
+    Args:
+        sites: in order of execution.
+        readout: ``(example, row)``: from which query rows of the last site the prediction is read; sums to 1.
+        real: ``(example, row)``, False at padding.
+        features: what a person sees of each example.
+        special: what explanations are to do with special tokens.
+        output: what the model said, ``(example, class)``.
+        score: the scalar that is explained, if there is a target.
+        of: which function of the output the scalar is.
+        check: the evidence that the trace is right.
+        ignored: what looked like attention and was not taken for it, with reasons.
+    """
+
+    sites: Sites
+    readout: Tensor
+    real: Tensor
+    features: tuple[Features, ...]
+    special: Special
+    output: Tensor
+    score: Score | None
+    of: Of
+    check: Check
+    ignored: tuple[Ignored, ...]
+
+
+def trace(
+    subject: Subject, inputs: Any, *, gradients: bool = False, target: Targets = None, of: Of = "logit"
+) -> Trace:
+    """Run the subject once and keep what its attention did.
+
+    The model runs as it always does, in eval mode, on its own backend and device, and is afterwards as it was.
+
+    Args:
+        subject: made by `regard.text`, `regard.causal`, `regard.pooled` or `regard.module`.
+        inputs: what the subject takes: a text, a list of texts, tensors.
+        gradients: also keep ∂target/∂(A·V) of each site, for `Site.gradients`.
+        target: the class, label, token, pair or function of the output to explain; None: what is predicted.
+        of: "logit", "probability" or "logprob" of the target.
+
+    Example:
+        >>> import regard
+        >>> from regard.models import toys
+        >>> t = regard.trace(toys.decisive(), "so so good so")
+        >>> t.sites[0].weights().shape  # (example, head, query, key)
+        torch.Size([1, 1, 1, 4])
+    """
+    choose("of", of, ("logit", "probability", "logprob"))
+    batch = subject.encode(inputs)
+    with undisturbed(subject.model):
+        tape, output = record(subject, batch, gradients=gradients)
+        score = None
+        if gradients or target is not None or _predicts(subject):
+            with torch.set_grad_enabled(gradients):
+                score = subject.score(output, target, of)
+        out_gradients = _differentiate(tape, score) if gradients and score is not None else None
+        if len(batch) > 1 and any(entry.doubt for entry in tape.records):
+            _settle(subject, batch, tape)
+        score = score and replace(score, values=score.values.detach())
+        readout = subject.readout(batch, score)
+        if subject not in _verified:
+            _verified[subject] = _verify_readout(subject, batch)
+    sites = Sites(
+        Site(
+            index,
+            entry.name,
+            _kind(entry, batch),
+            entry.source,
+            tape.real_rows(entry.source.shape[0], entry.source.shape[2]).to(entry.source.values.device),
+            None if out_gradients is None else entry.fold(out_gradients[index]),
+        )
+        for index, entry in enumerate(tape.records)
+    )
+    check = Check(
+        errors=tuple(entry.error for entry in tape.records),
+        masses=tuple(entry.mass for entry in tape.records),
+        readout=_verified[subject],
+        left_fast_path=tape.left_fast_path,
+    )
+    return Trace(
+        sites, readout, batch.real, batch.features, subject.special, output.detach(), score, of, check,
+        tape.ignored(),
+    )  # fmt: skip
+
+
+def measure_readout(subject: Subject, batch: Batch) -> Tensor | None:
+    """``(example, row)``: True where the output of the last site moves the model's output; None if none does."""
+    with undisturbed(subject.model):
+        first, _ = record(subject, batch)
+        tape, output = record(subject, batch, leaf=len(first.records) - 1)
+        if not output.requires_grad:
+            return None
+        with torch.enable_grad():
+            if _predicts(subject):
+                scalar = subject.score(output, None, "logit").values.sum()
+            else:  # an embedding; no cancellation between its channels: each gets a weight of its own
+                scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
+    entry = tape.records[-1]
+    (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
+    if gradient is None:
+        return None
+    rows: Tensor = entry.fold(gradient).ne(0).any(1).any(-1)
+    return rows if rows.any() else None
+
+
+def record(
+    subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None
+) -> tuple[Tape, Tensor]:
+    """One forward pass under a tape. The caller keeps the model `undisturbed`."""
+    tape = Tape(subject.model, batch, keep_outputs=gradients, leaf=leaf)
+    try:
+        with torch.set_grad_enabled(gradients), _uncompiled(subject.model), tape:
+            output = subject.forward(batch)
+    except Exception as problem:
+        if type(problem).__module__.startswith("torch._dynamo"):
+            raise OpaqueKernel(_advice("it runs compiled code (flex attention, say)", tape)) from problem
+        raise
+    if not tape.records:
+        raise _nothing_found(subject.model, tape)
+    if not torch.isfinite(output.detach()).all():
+        raise NonFinite(
+            "the model's output holds NaN or Inf, though its attention is finite. Check the weights after the last "
+            f"site ({tape.records[-1].name}) and the precision the model runs in."
+        )
+    return tape, output
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the length of a block; modes and random state are afterwards as they were."""
+    # Flags are set one by one: `model.eval()` may do more than it says (merge adapters, for one).
+    modes = [(module, module.training) for module in model.modules()]
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Compiled modules run as they were written: compiled code shows no torch functions."""
+    if not any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+        yield
+
+
+def _predicts(subject: Subject) -> bool:
+    """Whether the subject has a predicted class; a plain encoder has none and needs a target."""
+    return bool(getattr(subject, "predicts", True))
+
+
+def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
+    """∂(sum of scores)/∂(A·V) of every site; a site that the score does not depend on has gradient 0."""
+    outs = [entry.out for entry in tape.records if entry.out is not None]
+    if not score.values.requires_grad:
+        raise NoGradient(
+            f"the target {score.names[0]!r} has no gradient with respect to attention: it is detached from the "
+            "model's output, or the model runs under torch.no_grad()."
+        )
+    found = torch.autograd.grad(score.values.sum(), outs, allow_unused=True)
+    return [
+        torch.zeros_like(out) if gradient is None else gradient.detach()
+        for out, gradient in zip(outs, found, strict=True)
+    ]
+
+
+def _settle(subject: Subject, batch: Batch, tape: Tape) -> None:
+    """Which axis is examples, which is heads? Run the fullest example alone and see which reading agrees."""
+    example = int(batch.real.sum(-1).argmax())
+    alone, _ = record(subject, batch.only(example))
+    for index, (entry, single) in enumerate(zip(tape.records, alone.records, strict=True)):
+        if entry.doubt:
+            other = entry.read_otherwise()
+            if _distance(other, single, example) < _distance(entry, single, example):
+                tape.records[index] = other
+
+
+def _distance(entry: Record, single: Record, example: int) -> float:
+    """How far the weights of one example in the batch are from its weights alone."""
+    _, heads, queries, _ = single.source.shape
+    rows = torch.arange(min(queries, 8), device=single.source.values.device)
+    one = single.source.tile(slice(0, 1), slice(0, heads), rows)
+    many = entry.source.tile(slice(example, example + 1), slice(0, heads), rows)
+    return float((many - one).abs().max())
+
+
+def _verify_readout(subject: Subject, batch: Batch) -> str:
+    """The rows that the subject declares must be those that move the output (decided on a small batch)."""
+    probe = subject.probe(batch)
+    rows = measure_readout(subject, probe)
+    if rows is None:
+        return "not measurable: the output does not depend on the last site"
+    score = None
+    if _predicts(subject):
+        with torch.no_grad():
+            score = subject.score(subject.forward(probe), None, "logit")
+    declared = subject.readout(probe, score) > 0
+    if declared.shape != rows.shape:
+        raise ReadoutMismatch(
+            f"the readout has {declared.shape[1]} rows, but the last attention site has {rows.shape[1]}. "
+            "Pass readout= with one entry for each row."
+        )
+    if not torch.equal(declared.to(rows.device), rows):
+        raise ReadoutMismatch(
+            f"the readout is declared at rows {_rows(declared)}, but the output moves with rows {_rows(rows)}. "
+            "Pass readout='first', 'last' or 'mean', or the row that the prediction is read from."
+        )
+    return "measured"
+
+
+def _rows(mask: Tensor) -> str:
+    rows: list[int] = mask[0].nonzero().squeeze(-1).tolist()
+    shown = ", ".join(map(str, rows[:8]))
+    return f"{shown}, … ({len(rows)} in all)" if len(rows) > 8 else shown
+
+
+def _kind(entry: Record, batch: Batch) -> Kind:
+    """self, cross, pool or samples, by what the rows and keys are."""
+    _, _, query, key = entry.source.shape
+    if entry.across:
+        return "samples"
+    if entry.learned or (query == 1 and key > 1):
+        return "pool"
+    return "self" if query == key else "cross"
+
+
+def _nothing_found(model: nn.Module, tape: Tape) -> NoAttentionFound:
+    """The exception for a model in which no site was seen, with what can be said about why."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return OpaqueKernel(_advice("parts of it are scripted (torch.jit.script)", tape))
+    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if backend not in (None, "sdpa", "eager"):
+        return OpaqueKernel(_advice(f"its attention backend is {backend!r}", tape))
+    if tape.opaque:
+        return OpaqueKernel(_advice(f"it calls {', '.join(sorted(tape.opaque))}", tape))
+    return NoAttentionFound(_advice("it has no softmax that mixes values over the rows of the input", tape))
+
+
+def _advice(reason: str, tape: Tape) -> str:
+    seen = "".join(f"\n  {entry.name} {entry.shape}: {entry.reason}" for entry in tape.ignored())
+    return (
+        f"no attention was seen in this model: {reason}. Load it with attn_implementation='sdpa' or 'eager', "
+        "or the original module instead of a scripted or compiled one."
+        + (f" Seen and not taken for attention:{seen}" if seen else "")
+    )

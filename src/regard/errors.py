@@ -1,0 +1,100 @@
+"""Every exception regard raises on purpose.
+
+::
+
+    RegardError
+    ├── InputError                  what you passed cannot be used
+    │   ├── EmptyInput              no text, no rows, no examples
+    │   ├── TooLong                 more tokens than the model has positions for
+    │   ├── WrongTarget             no such class, label or token; no scalar to explain
+    │   ├── OptionError             an option that is not one of the choices
+    │   └── NoSuchPart              a site, head or row that the trace does not have
+    ├── SubjectError                model and tokenizer do not make a subject
+    │   ├── NotAModel               the path or name holds no model that can be loaded
+    │   ├── TokenizerMismatch       the tokenizer belongs to another model
+    │   └── ReadoutMismatch         the prediction is not read from the rows that were declared
+    └── SeamError                   what happened inside the model cannot be told
+        ├── NoAttentionFound        no torch function that mixes values was seen
+        │   └── OpaqueKernel        … because the code that does it bypasses torch functions
+        ├── NonFinite               NaN or Inf in activations or weights
+        ├── NotReproduced           recomputed weights × values is not what the model computed
+        └── NoGradient              the target does not depend on the sites differentiably
+
+Each message names the argument, echoes the value and says the next step.
+"""
+
+
+class RegardError(Exception):
+    """Root of all exceptions that regard raises on purpose."""
+
+
+class InputError(RegardError, ValueError):
+    """What was passed cannot be used."""
+
+
+class EmptyInput(InputError):
+    """There is no text, no row or no example."""
+
+
+class TooLong(InputError):
+    """The input has more tokens than the model has positions for."""
+
+
+class WrongTarget(InputError):
+    """The class, label or token does not exist, or no scalar was named."""
+
+
+class OptionError(InputError):
+    """An option has a value that is not one of its choices."""
+
+
+class NoSuchPart(InputError, IndexError):
+    """A site, head or row that the trace does not have."""
+
+
+class SubjectError(RegardError):
+    """Model and tokenizer do not make a subject."""
+
+
+class NotAModel(SubjectError):
+    """The path or name holds no model that can be loaded."""
+
+
+class TokenizerMismatch(SubjectError):
+    """The tokenizer belongs to another model."""
+
+
+class ReadoutMismatch(SubjectError):
+    """The prediction is not read from the rows that the subject declares."""
+
+
+class SeamError(RegardError):
+    """What happened inside the model cannot be told."""
+
+
+class NoAttentionFound(SeamError):
+    """No torch function that mixes values by attention weights was seen."""
+
+
+class OpaqueKernel(NoAttentionFound):
+    """The code that computes attention bypasses torch functions."""
+
+
+class NonFinite(SeamError):
+    """NaN or Inf in activations or attention weights."""
+
+
+class NotReproduced(SeamError):
+    """Recomputed weights × values differ from what the model computed."""
+
+
+class NoGradient(SeamError):
+    """The target does not depend differentiably on the attention sites."""
+
+
+def choose(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``choices``; raise `OptionError` that lists them otherwise."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise OptionError(f"{name}={value!r} is not known. Choose one of {listed}.")
+    return str(value)

@@ -1,0 +1,151 @@
+"""Decoder language models: the scalar is about the next token."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import SubjectError, WrongTarget
+from regard.subjects import targets
+from regard.subjects.loading import load
+from regard.subjects.text import check_options, device_of
+from regard.subjects.tokens import (
+    OverLimit,
+    as_list,
+    check_vocabulary,
+    features_of,
+    position_limit,
+    spread,
+    tokenize,
+)
+from regard.types import Batch, Of, Score, Special, Targets
+
+
+@dataclass(frozen=True, eq=False)
+class CausalSubject:
+    """A decoder language model with its tokenizer. Made by `regard.causal`."""
+
+    model: nn.Module
+    tokenizer: Any
+    verbalizer: Mapping[str, str] | None
+    special: Special
+    over_limit: OverLimit
+    padding_side: str
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens the model takes."""
+        return position_limit(self.model, self.tokenizer)
+
+    def encode(self, inputs: Any) -> Batch:
+        """Prompts to tensors on the model's device; positions count real tokens only."""
+        texts = as_list(inputs, pairs=False)
+        encoding = tokenize(
+            self.tokenizer, texts,
+            limit=self.limit, over_limit=self.over_limit, padding_side=self.padding_side,
+        )  # fmt: skip
+        features = features_of(self.tokenizer, encoding, texts)
+        device = device_of(self.model)
+        ids, mask = encoding["input_ids"].to(device), encoding["attention_mask"].to(device)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if "position_ids" in self._accepts:
+            inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+        return Batch(inputs, mask.bool(), features, (ids.shape[1],))
+
+    def probe(self, batch: Batch) -> Batch:
+        """Two short prompts, one of them padded."""
+        return self.encode(["a probe", "a second, longer probe, so that the first is padded"])
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Next-token logits ``(example, token)``, or ``(example, class)`` with a verbalizer."""
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
+        last = batch.real.shape[1] - 1 - batch.real.flip(-1).long().argmax(-1)  # row of the last real token
+        at_end = bool((last == batch.real.shape[1] - 1).all())
+        if at_end and "logits_to_keep" in self._accepts:
+            options["logits_to_keep"] = 1  # all logits of 8,192 tokens would take 1.6 GB
+        logits: Tensor = self.model(**batch.inputs, **options).logits
+        if logits.dim() != 3:
+            raise SubjectError(
+                f"{type(self.model).__name__} returns logits of shape {tuple(logits.shape)}, not one row for each "
+                "token. Use regard.text for classifiers."
+            )
+        rows = torch.full_like(last, logits.shape[1] - 1) if logits.shape[1] == 1 else last
+        logits = logits[torch.arange(len(rows), device=logits.device), rows.to(logits.device)]
+        if self.verbalizer is None:
+            return logits
+        return logits[:, [self._token(token) for token in self.verbalizer.values()]]
+
+    def score(self, output: Tensor, target: Targets, of: Of) -> Score:
+        """The scalar to explain."""
+        return targets.score(self._head, output, target, of)
+
+    def readout(self, batch: Batch, score: Score | None) -> Tensor:
+        """``(example, row)``: the last real token predicts the next."""
+        return spread("last", batch.real)
+
+    @cached_property
+    def _accepts(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    @cached_property
+    def _head(self) -> targets.Head:
+        if self.verbalizer is not None:
+            return targets.named_head("softmax", tuple(self.verbalizer))
+        return targets.Head("softmax", self._token, lambda index: str(self.tokenizer.decode([index])))
+
+    def _token(self, token: str) -> int:
+        """The id of a string that is exactly one token."""
+        ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            pieces = ", ".join(repr(self.tokenizer.decode([index])) for index in ids)
+            raise WrongTarget(
+                f"target={token!r} is {len(ids)} tokens ({pieces}), not one. Most words are one token with the space "
+                f"before them: try {' ' + token.strip()!r}."
+            )
+        return int(ids[0])
+
+
+def causal(
+    model: nn.Module | str | Path,
+    tokenizer: Any = None,
+    *,
+    verbalizer: Mapping[str, str] | None = None,
+    special: Special = "keep",
+    over_limit: OverLimit = "error",
+    padding_side: Literal["left", "right"] = "left",
+    trust_remote_code: bool = False,
+) -> CausalSubject:
+    """A decoder language model as a subject.
+
+    Args:
+        model: a live Hugging Face model, a local folder, a GGUF file, or a hub name.
+        tokenizer: its tokenizer; loaded from beside the model when that is a path or name.
+        verbalizer: class names and the token that speaks for each, ``{"positive": " good", "negative": " bad"}``;
+            the output is then the distribution over these.
+        special: what explanations do with special tokens: "keep", "drop", or "renormalise" over the others.
+        over_limit: a prompt with more tokens than the model takes is an "error", "truncate"d, or "allow"ed.
+        padding_side: where shorter prompts are padded.
+        trust_remote_code: run Python code that comes with the checkpoint.
+
+    Example::
+
+        subject = regard.causal("SmolLM2-135M-Instruct.Q4_1.gguf")
+        regard.trace(subject, "The capital of France is", target=" Paris", gradients=True)
+        regard.trace(subject, "The capital of France is", target=(" Paris", " Rome"), of="logprob")
+    """
+    check_options(special, over_limit, padding_side)
+    live, tokenizer = load(model, tokenizer, "generate", trust_remote_code=trust_remote_code)
+    check_vocabulary(live, tokenizer)
+    if verbalizer is not None and len(verbalizer) < 2:
+        raise WrongTarget(f"verbalizer={dict(verbalizer)!r} needs at least two classes.")
+    subject = CausalSubject(live, tokenizer, verbalizer, special, over_limit, padding_side)
+    for token in (verbalizer or {}).values():
+        subject._token(token)
+    return subject

@@ -1,0 +1,131 @@
+"""Models and tokenizers from live objects, a local folder, a GGUF file, or a hub name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import transformers
+from torch import nn
+
+from regard.errors import NotAModel, TokenizerMismatch
+
+Task = Literal["classify", "encode", "generate"]
+AUTO = {
+    "classify": transformers.AutoModelForSequenceClassification,
+    "encode": transformers.AutoModel,
+    "generate": transformers.AutoModelForCausalLM,
+}
+
+
+def load(
+    model: nn.Module | str | Path, tokenizer: Any, task: Task | None, *, trust_remote_code: bool = False
+) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer.
+
+    Args:
+        model: a live model, or a local folder, a GGUF file or a hub name.
+        tokenizer: a live tokenizer, a name or folder, or None to take the one beside the model.
+        task: which head to load; None: the one that the checkpoint was saved with.
+        trust_remote_code: run Python code that comes with the checkpoint. Off unless you say so.
+
+    Weights are read from safetensors or GGUF only: a pickle can run code.
+    """
+    if isinstance(model, nn.Module):
+        if tokenizer is None or isinstance(tokenizer, (str, Path)) and not tokenizer:
+            raise TokenizerMismatch(
+                "tokenizer=None: a live model does not say which tokenizer belongs to it. Pass the tokenizer."
+            )
+        if isinstance(tokenizer, (str, Path)):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
+        return model, tokenizer
+    if not isinstance(model, (str, Path)):
+        raise NotAModel(
+            f"model={model!r} is a {type(model).__name__}, not a model, a path or a hub name. "
+            "For a function or anything else that is not a Hugging Face model, use regard.module."
+        )
+    source, options = locate(model)
+    options |= {"trust_remote_code": trust_remote_code}
+    try:
+        with quiet_unless_terminal():
+            task = task or task_of(source, options)
+            live = AUTO[task].from_pretrained(source, use_safetensors=True, **options)
+            if tokenizer is None or isinstance(tokenizer, (str, Path)):
+                beside = {} if tokenizer else options
+                tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer or source, **beside)
+    except (OSError, ValueError, ImportError, KeyError) as problem:
+        # transformers reports a missing file, a broken one, a missing package and an unknown type this way
+        raise NotAModel(f"model={str(model)!r} could not be loaded: {problem}") from problem
+    return live, tokenizer
+
+
+@contextmanager
+def quiet_unless_terminal() -> Iterator[None]:
+    """transformers draws progress bars; only where somebody can see them."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    if sys.stderr.isatty() or not shown:
+        yield
+        return
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.enable_progress_bar()
+
+
+def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """What to hand to `from_pretrained`, after a look at what is on the disk."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return str(path), {}
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return locate(ggufs[0])
+        if ggufs:
+            names = ", ".join(file.name for file in ggufs)
+            raise NotAModel(
+                f"model={str(model)!r} holds {len(ggufs)} GGUF files: {names}. Pass one of them."
+            )
+        raise NotAModel(
+            f"model={str(model)!r} is a folder without config.json and without a .gguf file. "
+            "Pass the folder that save_pretrained wrote."
+        )
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4) == b"GGUF":
+                return str(path.parent), {"gguf_file": path.name}
+        raise NotAModel(
+            f"model={str(model)!r} is a file, but not a GGUF file. Pass the folder that holds it (with config.json), "
+            "or load the model yourself and pass it with its tokenizer."
+        )
+    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1:
+        raise NotAModel(f"model={str(model)!r} does not exist on this machine.")
+    return str(model), {}
+
+
+def task_of(source: str, options: dict[str, Any]) -> Task:
+    """What the checkpoint was saved for."""
+    if "gguf_file" in options:
+        return "generate"
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    classes = " ".join(config.architectures or ())
+    if "ForSequenceClassification" in classes:
+        return "classify"
+    return "generate" if "ForCausalLM" in classes or "LMHeadModel" in classes else "encode"
+
+
+def sentence_pooling(model: nn.Module | str | Path) -> Literal["first", "mean"] | None:
+    """How a sentence-transformers folder pools, if it says so."""
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") if isinstance(model, nn.Module) else model
+    file = Path(name) / "1_Pooling" / "config.json"
+    if not name or not file.is_file():
+        return None
+    modes = json.loads(file.read_text())
+    if modes.get("pooling_mode_mean_tokens"):
+        return "mean"
+    return "first" if modes.get("pooling_mode_cls_token") else None

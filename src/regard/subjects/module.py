@@ -1,0 +1,161 @@
+"""Any PyTorch module: the user says how it is called and what its rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import EmptyInput, InputError, OptionError, SubjectError
+from regard.subjects import targets
+from regard.subjects.tokens import spread
+from regard.types import Batch, Features, Of, Score, Special, Targets
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleSubject:
+    """Any module with named rows. Made by `regard.module`."""
+
+    model: nn.Module
+    call: Callable[..., Tensor]
+    features: tuple[str, ...]
+    hidden_features: frozenset[str]
+    reading: str | int | Sequence[float]
+    padding: Callable[..., Tensor] | None
+    head: targets.Head
+    special: Special
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the output has classes; otherwise the user names a target."""
+        return self.head.kind != "embedding"
+
+    def encode(self, inputs: Any) -> Batch:
+        """A tensor, a tuple or a dict of tensors; the first axis of each is examples."""
+        if isinstance(inputs, Tensor):
+            inputs = (inputs,)
+        named = dict(inputs) if isinstance(inputs, Mapping) else {str(i): x for i, x in enumerate(inputs)}
+        sizes = {name: len(x) for name, x in named.items() if isinstance(x, Tensor) and x.dim()}
+        if not sizes or min(sizes.values()) == 0:
+            raise EmptyInput(f"inputs holds no examples: {sizes or named!r}.")
+        if len(set(sizes.values())) > 1:
+            raise InputError(f"inputs disagree on the number of examples (their first axis): {sizes}.")
+        size, rows = next(iter(sizes.values())), len(self.features)
+        device = next((x.device for x in named.values() if isinstance(x, Tensor)), torch.device("cpu"))
+        real = torch.ones(size, rows, dtype=torch.bool, device=device)
+        if self.padding is not None:
+            real = self._call(self.padding, named)
+            if real.dtype != torch.bool or tuple(real.shape) != (size, rows):
+                raise SubjectError(
+                    f"padding returned {real.dtype} {tuple(real.shape)}; it must return a bool tensor of shape "
+                    f"{(size, rows)}, True where a row is real."
+                )
+        return Batch(named, real, tuple(self._features(one) for one in real), (rows,))
+
+    def probe(self, batch: Batch) -> Batch:
+        """The first example."""
+        return batch.only(0)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """What the user's function returns: ``(example, class)``; a single axis becomes one column."""
+        output = self._call(lambda *args, **kwargs: self.call(self.model, *args, **kwargs), batch.inputs)
+        if not isinstance(output, Tensor) or output.dim() not in (1, 2) or len(output) != len(batch):
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise SubjectError(
+                f"forward returned {got}; it must return a tensor (example,) or (example, class) for "
+                f"{len(batch)} examples."
+            )
+        return output if output.dim() == 2 else output[:, None]
+
+    def score(self, output: Tensor, target: Targets, of: Of) -> Score:
+        """The scalar to explain."""
+        return targets.score(self.head, output, target, of)
+
+    def readout(self, batch: Batch, score: Score | None) -> Tensor:
+        """``(example, row)``: as the user declared it."""
+        if isinstance(self.reading, str):
+            return spread(self.reading, batch.real)
+        if isinstance(self.reading, int):
+            wanted = torch.zeros(1)
+            wanted = torch.zeros(batch.real.shape[1])
+            wanted[self.reading] = 1
+        else:
+            wanted = torch.as_tensor(self.reading, dtype=torch.get_default_dtype())
+        return wanted.to(batch.real.device).expand(len(batch), -1)
+
+    @staticmethod
+    def _call(function: Callable[..., Any], named: Mapping[str, Any]) -> Any:
+        """Positional inputs are passed by position, named ones by name."""
+        if all(name.isdigit() for name in named):
+            return function(*named.values())
+        return function(**named)
+
+    def _features(self, real: Tensor) -> Features:
+        rows = tuple(real.nonzero().squeeze(-1).tolist())
+        names = [self.features[row] for row in rows]
+        words = tuple(name for name in names if name not in self.hidden_features)
+        count = iter(range(len(words)))
+        word = tuple(None if name in self.hidden_features else next(count) for name in names)
+        return Features(tuple(names), rows, words, word)
+
+
+def module(
+    model: nn.Module,
+    forward: Callable[..., Tensor],
+    *,
+    features: Sequence[str],
+    readout: Literal["first", "last", "mean"] | int | Sequence[float],
+    padding: Callable[..., Tensor] | None = None,
+    special_features: Sequence[str] = (),
+    labels: Sequence[str] | None = None,
+    output: Literal["softmax", "sigmoid", "binary", "regression", "embedding"] = "softmax",
+    special: Special = "keep",
+) -> ModuleSubject:
+    """Any PyTorch module as a subject.
+
+    Args:
+        model: the module; never changed, never moved.
+        forward: ``forward(model, *inputs)`` returns ``(example, class)``; inputs are what you pass to `trace`, a
+            tensor or a tuple of tensors by position, a dict by name. The first axis of each is examples.
+        features: a name for every row that attention runs over, special ones such as "[CLS]" included.
+        readout: which rows the prediction is read from: "first", "last", "mean", a row, or one weight for each row.
+        padding: ``padding(*inputs)`` returns ``(example, row)`` bool, True where a row is real.
+        special_features: those of the features that stand for no part of the input, such as "[CLS]".
+        labels: names of the classes.
+        output: what the columns of the output are; "embedding" means that every target is a function.
+        special: what explanations do with special features: "keep", "drop", or "renormalise" over the others.
+    """
+    if not isinstance(model, nn.Module):
+        raise SubjectError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module.")
+    names = tuple(features)
+    if isinstance(readout, str):
+        if readout not in ("first", "last", "mean"):
+            raise OptionError(f"readout={readout!r} is not 'first', 'last', 'mean', a row or weights.")
+    elif isinstance(readout, int):
+        if not -len(names) <= readout < len(names):
+            raise OptionError(f"readout={readout} is not one of the {len(names)} rows named in features.")
+    elif len(readout) != len(names) or abs(sum(readout) - 1) > 1e-4 or min(readout) < 0:
+        raise OptionError(
+            f"readout has {len(readout)} weights that sum to {sum(readout):.4g}; it needs one for each of the "
+            f"{len(names)} rows in features, none negative, summing to 1."
+        )
+    if missing := sorted(set(special_features) - set(names)):
+        raise OptionError(f"special_features={missing!r} are not among the features.")
+    if labels is None:
+        head = targets.Head(output, lambda name: _no_labels(name), str)
+    elif output == "embedding":
+        raise OptionError("labels: an embedding has no classes. Leave labels out, or say what the output is.")
+    else:
+        head = targets.named_head(output, tuple(labels))
+    return ModuleSubject(
+        model, forward, names, frozenset(special_features), readout, padding, head, special
+    )  # fmt: skip
+
+
+def _no_labels(name: str) -> int:
+    from regard.errors import WrongTarget
+
+    raise WrongTarget(f"target={name!r}: this subject has no labels. Pass labels=, or a class index as target.")

@@ -1,0 +1,201 @@
+"""Text classifiers and sentence encoders of the Hugging Face kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import measure_readout
+from regard.attention.tracing import undisturbed
+from regard.errors import ReadoutMismatch, SubjectError, choose
+from regard.subjects import targets
+from regard.subjects.loading import load, sentence_pooling
+from regard.subjects.tokens import (
+    OverLimit,
+    Text,
+    as_list,
+    check_vocabulary,
+    features_of,
+    position_limit,
+    spread,
+    tokenize,
+)
+from regard.types import Batch, Of, Score, Special, Targets
+
+Reading = Literal["first", "last", "mean"]
+PROBE: list[Text] = ["a probe", "a second, longer probe, so that the first is padded"]
+
+
+@dataclass(frozen=True, eq=False)
+class TextSubject:
+    """A sequence classifier or a plain encoder, with its tokenizer. Made by `regard.text`."""
+
+    model: nn.Module
+    tokenizer: Any
+    declared: Reading | None
+    special: Special
+    over_limit: OverLimit
+    padding_side: str
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens the model takes."""
+        return position_limit(self.model, self.tokenizer)
+
+    @property
+    def predicts(self) -> bool:
+        """A classifier predicts a class; a plain encoder needs a target."""
+        return self.head.kind != "embedding"
+
+    def encode(self, inputs: Any) -> Batch:
+        """Texts, or pairs of texts, to tensors on the model's device."""
+        texts = as_list(inputs)
+        encoding = tokenize(
+            self.tokenizer, texts,
+            limit=self.limit, over_limit=self.over_limit, padding_side=self.padding_side,
+        )  # fmt: skip
+        features = features_of(self.tokenizer, encoding, texts)
+        device = device_of(self.model)
+        kept = {
+            name: value.to(device)
+            for name, value in encoding.items()
+            if name not in ("offset_mapping", "special_tokens_mask")
+        }
+        real = kept["attention_mask"].bool()
+        return Batch(kept, real, features, (real.shape[1],))
+
+    def probe(self, batch: Batch) -> Batch:
+        """Two short texts, one of them padded."""
+        return self.encode(PROBE)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """``(example, class)`` logits; for a plain encoder the pooled ``(example, channel)`` embedding."""
+        output = self.model(**batch.inputs)
+        if (logits := getattr(output, "logits", None)) is not None:
+            return checked_logits(logits, self.model)
+        hidden: Tensor = output.last_hidden_state
+        return torch.einsum("er,erc->ec", self.readout(batch, None).to(hidden), hidden)
+
+    def score(self, output: Tensor, target: Targets, of: Of) -> Score:
+        """The scalar to explain."""
+        return targets.score(self.head, output, target, of)
+
+    def readout(self, batch: Batch, score: Score | None) -> Tensor:
+        """``(example, row)``: where the prediction is read."""
+        return spread(self.reading, batch.real)
+
+    def similarity(self, text: Text) -> Callable[[Tensor], Tensor]:
+        """A target for plain encoders: cosine similarity of the embedding to that of another text."""
+        with torch.no_grad(), undisturbed(self.model):
+            other = self.forward(self.encode(text))
+
+        def similarity(output: Tensor) -> Tensor:
+            return torch.nn.functional.cosine_similarity(output, other.to(output), dim=-1)
+
+        similarity.__name__ = f"similarity to {text!r}"
+        return similarity
+
+    @cached_property
+    def head(self) -> targets.Head:
+        """What the columns of the output are; found by running the model on a short text."""
+        with torch.no_grad(), undisturbed(self.model):
+            output = self.model(**self.encode(PROBE).inputs)
+        if getattr(output, "logits", None) is None:
+            if getattr(output, "last_hidden_state", None) is None:
+                raise SubjectError(
+                    f"{type(self.model).__name__} returns neither logits nor last_hidden_state. Use regard.module."
+                )
+            return targets.Head("embedding", lambda name: -1, str)
+        config = getattr(self.model, "config", None)
+        size = checked_logits(output.logits, self.model).shape[-1]
+        named = getattr(config, "id2label", None) or {}
+        labels = tuple(str(named.get(index, index)) for index in range(size))
+        if getattr(config, "problem_type", None) == "multi_label_classification":
+            return targets.named_head("sigmoid", labels)
+        return targets.named_head("regression" if size == 1 else "softmax", labels)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """From which row the prediction is read: as declared, or measured by which rows move the output."""
+        if self.declared is not None:
+            return self.declared
+        if not self.predicts:
+            return "mean"
+        probe = self.encode(PROBE)
+        rows = measure_readout(self, probe)
+        readings: tuple[Reading, ...] = ("first", "last", "mean")
+        for reading in readings:
+            if rows is not None and torch.equal(spread(reading, probe.real) > 0, rows):
+                return reading
+        raise ReadoutMismatch(
+            "the rows that move the output are neither the first, the last nor all real ones, so the readout cannot "
+            "be told. Pass readout='first', 'last' or 'mean', or use regard.module."
+        )
+
+
+def text(
+    model: nn.Module | str | Path,
+    tokenizer: Any = None,
+    *,
+    readout: Reading | None = None,
+    special: Special = "keep",
+    over_limit: OverLimit = "error",
+    padding_side: Literal["left", "right"] = "right",
+    trust_remote_code: bool = False,
+) -> TextSubject:
+    """A sequence classifier (single texts or pairs) or a plain text encoder as a subject.
+
+    Args:
+        model: a live Hugging Face model, a local folder, or a hub name.
+        tokenizer: its tokenizer; loaded from beside the model when that is a path or name.
+        readout: where the prediction is read: "first" token, "last" token, "mean" of all. None: measured for a
+            classifier; for a plain encoder what its sentence-transformers folder says, otherwise "mean".
+        special: what explanations do with special tokens: "keep", "drop", or "renormalise" over the others.
+        over_limit: a text with more tokens than the model takes is an "error", "truncate"d, or "allow"ed.
+        padding_side: where shorter texts are padded.
+        trust_remote_code: run Python code that comes with the checkpoint.
+
+    Example::
+
+        subject = regard.text("path/to/my-classifier")
+        regard.trace(subject, ["a moving film", "dull"])
+    """
+    if readout is not None:
+        choose("readout", readout, ("first", "last", "mean"))
+    check_options(special, over_limit, padding_side)
+    live, tokenizer = load(model, tokenizer, None, trust_remote_code=trust_remote_code)
+    check_vocabulary(live, tokenizer)
+    if "ForCausalLM" in type(live).__name__ or "LMHeadModel" in type(live).__name__:
+        raise SubjectError(f"{type(live).__name__} predicts next tokens: use regard.causal for it.")
+    readout = readout or sentence_pooling(model)
+    return TextSubject(live, tokenizer, readout, special, over_limit, padding_side)
+
+
+def check_options(special: str, over_limit: str, padding_side: str) -> None:
+    """Refuse what is not one of the choices."""
+    choose("special", special, ("keep", "drop", "renormalise"))
+    choose("over_limit", over_limit, ("error", "truncate", "allow"))
+    choose("padding_side", padding_side, ("left", "right"))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the inputs go: to the embedding. A model spread over devices moves the rest itself."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    parameter = next((embedding or model).parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def checked_logits(logits: Tensor, model: nn.Module) -> Tensor:
+    """Logits of a classifier have two axes."""
+    if logits.dim() != 2:
+        raise SubjectError(
+            f"{type(model).__name__} returns logits of shape {tuple(logits.shape)}, not (example, class). "
+            "Use regard.causal for next-token models, regard.module for anything else."
+        )
+    return logits

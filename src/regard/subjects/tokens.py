@@ -1,0 +1,153 @@
+"""Texts to token tensors and back to what a person sees: words, special tokens, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import EmptyInput, InputError, TokenizerMismatch, TooLong
+from regard.types import Features
+
+Text = str | tuple[str, str]
+OverLimit = Literal["error", "truncate", "allow"]
+
+
+def as_list(inputs: Any, *, pairs: bool = True) -> list[Text]:
+    """One text or pair, or several, as a list; refuses what is no text or holds none."""
+    if isinstance(inputs, str) or (isinstance(inputs, tuple) and all(isinstance(part, str) for part in inputs)):
+        inputs = [inputs]
+    if not isinstance(inputs, Sequence):
+        inputs = list(inputs)
+    if not inputs:
+        raise EmptyInput("inputs is empty: pass at least one text.")
+    for number, text in enumerate(inputs):
+        parts = text if isinstance(text, tuple) and len(text) == 2 and pairs else (text,)
+        if not all(isinstance(part, str) for part in parts):
+            wanted = "a text or a pair of texts" if pairs else "a text"
+            raise InputError(f"inputs[{number}]={text!r} is not {wanted}.")
+        if not all(part.strip() for part in parts):
+            raise EmptyInput(f"inputs[{number}]={text!r} is empty: there is nothing to attend to.")
+    return list(inputs)
+
+
+def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
+    """The most tokens that model and tokenizer say they take."""
+    config = getattr(model, "config", None)
+    said = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
+    limits = [limit for limit in said if isinstance(limit, int) and 0 < limit < 10**9]
+    return min(limits, default=None)
+
+
+def tokenize(
+    tokenizer: Any, texts: list[Text], *, limit: int | None, over_limit: OverLimit, padding_side: str
+) -> Any:
+    """A transformers encoding with offsets; the input's length is checked against the limit first."""
+    first = [text if isinstance(text, str) else text[0] for text in texts]
+    second = None if isinstance(texts[0], str) else [text[1] for text in texts]
+    if second is not None and any(isinstance(text, str) for text in texts):
+        raise InputError("inputs mixes single texts and pairs: pass one kind at a time.")
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerMismatch(
+            f"{type(tokenizer).__name__} knows no character offsets, so its tokens cannot be mapped to words. "
+            "Use a tokenizer of the tokenizers library (transformers.AutoTokenizer gives one)."
+        )
+    if tokenizer.pad_token_id is None and len(texts) > 1 and tokenizer.eos_token_id is None:
+        raise TokenizerMismatch("the tokenizer has no padding token: set tokenizer.pad_token, or pass one text.")
+    before = tokenizer.pad_token
+    try:
+        if before is None:  # what is masked may be any token; the tokenizer is afterwards as it was
+            tokenizer.pad_token = tokenizer.eos_token
+        encoding = tokenizer(
+            first,
+            second,
+            padding=len(texts) > 1,
+            padding_side=padding_side,
+            truncation=over_limit == "truncate" and limit is not None,
+            max_length=limit if over_limit == "truncate" else None,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=True,
+            return_tensors="pt",
+            verbose=False,
+        )
+    finally:
+        if before is None:
+            tokenizer.pad_token = None
+    lengths = encoding["attention_mask"].sum(-1)
+    if over_limit == "error" and limit is not None and lengths.max() > limit:
+        number = int(lengths.argmax())
+        raise TooLong(
+            f"inputs[{number}] has {int(lengths.max())} tokens, but the model takes {limit}. "
+            "Pass over_limit='truncate' to cut it, or 'allow' to run it all the same."
+        )
+    return encoding
+
+
+def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Features, ...]:
+    """Tokens, their rows and their words, for each example.
+
+    A word ends where the tokenizer's own pre-tokenizer ends it, and at any white space: byte-level and
+    sentence-piece tokenizers report one or the other.
+    """
+    special = encoding["special_tokens_mask"].bool()
+    known = torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)
+    special |= torch.isin(encoding["input_ids"], known)
+    found = []
+    for number, text in enumerate(texts):
+        rows = encoding["attention_mask"][number].nonzero().squeeze(-1).tolist()
+        words: list[str] = []
+        word: list[int | None] = []
+        word_ids, parts = encoding.word_ids(number), encoding.sequence_ids(number)
+        last: tuple[Any, Any, int] | None = None  # part of the pair, pre-tokenizer's word, end
+        for row in rows:
+            if special[number, row]:
+                word.append(None)
+                continue
+            part = parts[row] or 0
+            source = text if isinstance(text, str) else text[part]
+            start, end = encoding["offset_mapping"][number, row].tolist()
+            inside = source[start:end]
+            start += len(inside) - len(inside.lstrip())  # byte-level tokens begin with their space
+            joins = last is not None and last[:2] == (part, word_ids[row]) and last[2] >= start
+            if joins and words:
+                words[-1] += source[max(start, last[2] if last else start) : end]
+            else:
+                words.append(source[start:end])
+            word.append(len(words) - 1)
+            last = (part, word_ids[row], max(end, start))
+        tokens = tuple(tokenizer.decode([int(encoding["input_ids"][number, row])]) for row in rows)
+        found.append(Features(tokens, tuple(rows), tuple(words), tuple(word)))
+        if not words:
+            raise EmptyInput(f"inputs[{number}]={text!r} has no tokens but special ones.")
+    return tuple(found)
+
+
+def check_vocabulary(model: nn.Module, tokenizer: Any) -> None:
+    """The tokenizer's ids must be rows of the model's embedding, and nearly all of its rows."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    rows = getattr(embedding, "num_embeddings", None)
+    if rows is None:
+        return
+    size = len(tokenizer)
+    if size > rows:
+        raise TokenizerMismatch(
+            f"the tokenizer knows {size} tokens, but the model embeds {rows}: it belongs to another model. "
+            "Load both from the same place, or resize the model's embeddings."
+        )
+    if size < 0.9 * rows:  # embeddings are padded to round sizes, by a few per cent at most
+        raise TokenizerMismatch(
+            f"the tokenizer knows {size} tokens of the {rows} that the model embeds: it belongs to another model. "
+            "Load both from the same place."
+        )
+
+
+def spread(kind: str, real: Tensor) -> Tensor:
+    """``(example, row)`` readout: on the first real row, the last, or all of them alike."""
+    if kind == "mean":
+        return real / real.sum(-1, keepdim=True)
+    position = real.long().cumsum(-1)
+    chosen = position == (1 if kind == "first" else position[:, -1:])
+    return (chosen & real).to(torch.get_default_dtype())

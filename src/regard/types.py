@@ -1,0 +1,135 @@
+"""The records that travel between rooms, and what a subject must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Special = Literal["keep", "drop", "renormalise"]
+Of = Literal["logit", "probability", "logprob"]
+# One target for all examples: a class index or name, a token, a (this, rather than that) pair, a function of
+# the output; or a list of these, one for each example.
+Target = int | str | tuple[int | str, int | str] | Callable[["Tensor"], "Tensor"] | None
+Targets = Target | list[Target]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a person sees of one example: its tokens, their rows, and the words they belong to.
+
+    Keyed by position, so a word that occurs twice is two words.
+
+    Args:
+        tokens: one string for each real row (padding has none).
+        rows: the row of each token in the model's tensors.
+        words: the words of the raw input, in order.
+        word: for each token the index of its word; ``None`` for special tokens.
+    """
+
+    tokens: tuple[str, ...]
+    rows: tuple[int, ...]
+    words: tuple[str, ...]
+    word: tuple[int | None, ...]
+
+    @property
+    def special(self) -> tuple[bool, ...]:
+        """For each token, whether it is special: it stands for no part of the raw input."""
+        return tuple(word is None for word in self.word)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Encoded examples: what the model is called with, and how its rows are to be read.
+
+    Args:
+        inputs: what the subject's forward takes.
+        real: ``(example, row)``, False at padding.
+        features: one record for each example.
+        lengths: the sequence lengths attention may run over in this batch; the first is ``real.shape[1]``.
+        queries: numbers of query rows that attention pools may have, besides 1 and ``lengths``.
+    """
+
+    inputs: Mapping[str, Any]
+    real: Tensor
+    features: tuple[Features, ...]
+    lengths: tuple[int, ...]
+    queries: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def only(self, example: int) -> Batch:
+        """The batch of a single example, padded as it was here (first dimensions are examples)."""
+        size, one = len(self), slice(example, example + 1)
+        inputs = {
+            name: value[one] if getattr(value, "ndim", 0) and len(value) == size else value
+            for name, value in self.inputs.items()
+        }
+        return Batch(inputs, self.real[one], self.features[one], self.lengths, self.queries)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The scalar that is explained, for each example.
+
+    Args:
+        values: ``(example,)``, differentiable when the output is.
+        names: what it is, in words, for each example.
+        index: the class of each example, ``None`` where the target is not one class.
+    """
+
+    values: Tensor
+    names: tuple[str, ...]
+    index: tuple[int | None, ...]
+
+
+class Subject(Protocol):
+    """A model, and how raw inputs become tensors, features, a readout and a scalar."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model. It is never changed and never moved."""
+        ...
+
+    @property
+    def special(self) -> Special:
+        """What explanations do with special tokens."""
+        ...
+
+    def encode(self, inputs: Any) -> Batch:
+        """Turn raw inputs into a batch."""
+        ...
+
+    def probe(self, batch: Batch) -> Batch:
+        """A small batch on which the readout can be measured; ``batch.only(0)`` will do."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Run the model: ``(example, class)`` logits, or an embedding."""
+        ...
+
+    def score(self, output: Tensor, target: Targets, of: Of) -> Score:
+        """The scalar to explain."""
+        ...
+
+    def readout(self, batch: Batch, score: Score | None) -> Tensor:
+        """``(example, row)``: from which rows of the last site the prediction is read; sums to 1."""
+        ...
+
+
+def one_by_one(target: Targets, size: int) -> Sequence[Target]:
+    """Spread a target over ``size`` examples; a list must already have one for each."""
+    if not isinstance(target, list):
+        return [target] * size
+    if len(target) != size:
+        from regard.errors import WrongTarget
+
+        raise WrongTarget(
+            f"target has {len(target)} entries for {size} examples. "
+            "Pass one for each example, or a single one for all."
+        )
+    return target
