@@ -36,6 +36,7 @@ CARRY_SCORES = CARRY_WEIGHTS | {
     *("add", "radd", "iadd", "sub", "rsub", "isub", "neg", "rdiv", "rtruediv", "tanh", "clamp", "clip", "cat"),
     *("concat", "tril", "triu", "gather", "pad", "sqrt", "exp", "pow", "clamp_min", "clamp_max"),
 }
+FOLLOWED = CONTRACT | CARRY_SCORES | {"softmax", "sum"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Follower:
             return self._contract(name, args, result)
         if name == "sum":
             return self._sum(args, kwargs, result)
-        if name in CARRY_SCORES and (self.products or self.flows):
+        if self.products.data or self.flows.data:  # most calls of a fused model end here
             self._carry(name, args, kwargs, result)
         return None
 

@@ -6,23 +6,28 @@ q, k, v and recomputes the weights of the rows that are asked for, tile by tile;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, overload
+from functools import cached_property
+from itertools import product
+from typing import Literal
 
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor
 
-from regard.errors import NoGradient, NoSuchPart
+from regard.errors import NoGradient, NonFinite, NoSuchPart, NotReproduced
 
 Kind = Literal["self", "cross", "pool", "samples"]
 Rows = int | Sequence[int] | None
-# example, head, query rows: what is computed in one go
-Tile = tuple[slice, slice, Tensor]
+# examples, heads, and which of the rows asked for; their weights (example, head, row, key)
+Tile = tuple[slice, slice, slice, Tensor]
 
 TILE_ROWS = 128  # measured: 64–128 query rows of all heads of a key–value group are fastest at any length
 TILE_BYTES = 4 << 20
+# of max |A·V − out| / max |out|; half precision rounds the model's own output
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +48,14 @@ class Given:
         example, head, query, key = self.weights.shape
         return example, head, query, key
 
-    def tiles(self, rows: Tensor) -> Iterator[Tile]:
-        """A single tile: the weights exist already."""
-        yield slice(0, self.shape[0]), slice(0, self.shape[1]), rows
+    def tile(self, heads: slice, rows: Tensor) -> Tensor:
+        """``(example, head, row, key)`` weights of all examples."""
+        return at_least_float(self.weights[:, heads][:, :, rows])
 
-    def tile(self, examples: slice, heads: slice, rows: Tensor, *, exact: bool = False) -> Tensor:
-        """``(example, head, row, key)`` weights."""
-        return at_least_float(self.weights[examples, heads][:, :, rows])
+    def sweep(self, rows: Tensor) -> Iterator[Tile]:
+        """A single tile: the weights exist already."""
+        example, head, _, _ = self.shape
+        yield slice(0, example), slice(0, head), slice(0, len(rows)), self.tile(slice(0, head), rows)
 
     def map(self, refold: Callable[[Tensor], Tensor]) -> Given:
         """The same with each tensor's first two axes rearranged."""
@@ -84,53 +90,62 @@ class Fused:
         example, head, query, _ = self.q.shape
         return example, head, query, self.k.shape[2]
 
-    def tiles(self, rows: Tensor) -> Iterator[Tile]:
-        """Cut examples × heads × rows into tiles that fit into the cache."""
-        examples, heads, _, keys = self.shape
-        groups = self.k.shape[1]
-        group = heads // groups
-        size = group * min(len(rows), TILE_ROWS) * keys * 4
-        per_group = max(1, min(groups, TILE_BYTES // max(size, 1)))
-        per_example = max(1, min(examples, TILE_BYTES // max(size * groups, 1))) if per_group == groups else 1
-        for block in rows.split(TILE_ROWS):
-            for e in range(0, examples, per_example):
-                for g in range(0, groups, per_group):
-                    last = min(g + per_group, groups)
-                    yield slice(e, min(e + per_example, examples)), slice(g * group, last * group), block
+    def tile(self, heads: slice, rows: Tensor) -> Tensor:
+        """softmax(q·kᵀ · scale + mask), ``(example, head, row, key)``, for heads of one group or of all groups."""
+        share = self.q.shape[1] // self.k.shape[1]
+        q = at_least_float(self.q[:, heads][:, :, rows]) * self.scale
+        k = at_least_float(self.k[:, heads.start // share : (heads.stop - 1) // share + 1])
+        scores = rearrange(q, "e (g h) r c -> e g (h r) c", g=k.shape[1]) @ k.mT
+        scores = scores.view(*q.shape[:3], -1)
+        self._hide(scores, slice(None), heads, rows)
+        # a row that sees no key at all: 0, as the kernels have it, not NaN
+        return scores.softmax(-1).nan_to_num_(0.0)
 
-    def tile(self, examples: slice, heads: slice, rows: Tensor, *, exact: bool = False) -> Tensor:
-        """exp(q·kᵀ · scale + mask − lse), ``(example, head, row, key)``; keys end where causality ends them.
+    @torch.no_grad()
+    def sweep(self, rows: Tensor) -> Iterator[Tile]:
+        """All weights of the given rows (ascending), in tiles that fit into the cache.
 
-        Where scores are in the hundreds, the kernel's own rounding of lse shows in the sixth digit; ``exact``
-        normalises the row anew instead.
+        The kernel's log-sum-exp makes a tile one product and one exp: [q·scale, −lse] · [k, 1]ᵀ, then exp. Keys end
+        where causality ends them. A tile is overwritten by the next one.
         """
-        lse = None if exact else self.lse
-        group = self.q.shape[1] // self.k.shape[1]
-        end = min(self.k.shape[2], int(rows[-1]) + 1) if self.causal else self.k.shape[2]
-        q = at_least_float(self.q[examples, heads][:, :, rows]) * self.scale
-        k = at_least_float(self.k[examples, heads.start // group : (heads.stop - 1) // group + 1, :end])
-        example, head, row, _ = q.shape
-        share = head // k.shape[1]  # heads of this tile that share a group's keys
-        q = rearrange(q, "e (g h) r c -> (e g) (h r) c", h=share)
-        k_t = rearrange(k, "e g k c -> (e g) c k")
-        if lse is None:
-            scores = torch.bmm(q, k_t)
-        else:
-            lse = lse[examples, heads][:, :, rows]
-            scores = torch.baddbmm(-rearrange(lse, "e (g h) r -> (e g) (h r) 1", h=share), q, k_t)
-        scores = scores.view(example, head, row, end)
-        self._hide(scores, examples, heads, rows)
-        if lse is None:
-            # a row that sees no key at all: 0, as the kernels have it, not NaN
-            return scores.softmax(-1).nan_to_num_(0.0)
-        return scores.exp_()
+        example, head, _, key = self.shape
+        group = self.k.shape[1]
+        share = head // group
+        if self.lse is None:
+            for block in range(0, len(rows), TILE_ROWS):
+                span = slice(block, min(block + TILE_ROWS, len(rows)))
+                yield slice(0, example), slice(0, head), span, self.tile(slice(0, head), rows[span])
+            return
+        q = at_least_float(self.q[:, :, rows])
+        q = torch.cat([q * self.scale, -self.lse[:, :, rows, None].to(q.dtype)], -1)
+        k = at_least_float(self.k)
+        k = torch.cat([k, k.new_ones(1).expand(*k.shape[:-1], 1)], -1)
+        size = share * min(len(rows), TILE_ROWS) * key * q.element_size()
+        groups = max(1, min(group, TILE_BYTES // max(size, 1)))
+        examples = max(1, min(example, TILE_BYTES // max(size * group, 1))) if groups == group else 1
+        buffer = q.new_empty(examples * groups * share * min(len(rows), TILE_ROWS) * key)
+        ends = (rows + 1).clamp_max(key).tolist() if self.causal else [key] * len(rows)
+        for first, start, block in product(
+            range(0, example, examples), range(0, group, groups), range(0, len(rows), TILE_ROWS)
+        ):
+            some = slice(first, min(first + examples, example))
+            heads = slice(start * share, min(start + groups, group) * share)
+            span = slice(block, min(block + TILE_ROWS, len(rows)))
+            end = ends[span.stop - 1]
+            left = rearrange(q[some, heads, span], "e (g h) r c -> (e g) (h r) c", h=share)
+            right = k[some, start : start + groups].flatten(0, 1)[:, :end]
+            tile = buffer[: left.shape[0] * left.shape[1] * end].view(*left.shape[:2], end)
+            torch.bmm(left, right.mT, out=tile)
+            tile = tile.view(some.stop - some.start, heads.stop - heads.start, -1, end)
+            self._hide(tile, some, heads, rows[span])
+            yield some, heads, span, tile.exp_()
 
     def _hide(self, scores: Tensor, examples: slice, heads: slice, rows: Tensor) -> None:
         """Apply the mask and causality to a tile of scores, in place."""
         end = scores.shape[-1]
         if self.mask is not None:
-            mask = self.mask[examples if self.mask.shape[0] > 1 else slice(None)]
-            mask = mask[:, heads if mask.shape[1] > 1 else slice(None)]
+            mask = self.mask[examples] if self.mask.shape[0] > 1 else self.mask
+            mask = mask[:, heads] if mask.shape[1] > 1 else mask
             mask = (mask[:, :, rows] if mask.shape[2] > 1 else mask)[..., :end]
             if mask.dtype == torch.bool:
                 scores.masked_fill_(~mask, -torch.inf)
@@ -151,6 +166,27 @@ class Fused:
 
 
 @dataclass(frozen=True, eq=False)
+class Sample:
+    """A few rows of what the model itself computed at a site: ``(example, head, row, channel)``."""
+
+    rows: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How well recomputed weights × values reproduce the model's own output, on the sampled rows.
+
+    Args:
+        error: max |A·V − out| / max |out|.
+        mass: smallest and largest row sum of A: 1, but for models with sink logits.
+    """
+
+    error: float
+    mass: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
 class Site:
     """One place in the forward pass where attention weights mix values.
 
@@ -160,6 +196,7 @@ class Site:
         kind: ``self``, ``cross``, ``pool`` (one distribution for the whole input) or ``samples`` (across examples).
         source: where the weights come from.
         real: ``(example, query)``, False at padding rows, whose weights are 0 by definition.
+        sample: rows of the model's own output, to prove the weights by.
         out_gradient: ``(example, head, query, channel)``, ∂target/∂(A·V), when the trace was asked for gradients.
     """
 
@@ -168,6 +205,7 @@ class Site:
     kind: Kind
     source: Given | Fused
     real: Tensor
+    sample: Sample
     out_gradient: Tensor | None = None
 
     @property
@@ -186,6 +224,40 @@ class Site:
         values = self.source.values
         return values.repeat_interleave(self.heads // values.shape[1], dim=1)
 
+    @cached_property
+    def proof(self) -> Proof:
+        """Recomputed weights × values against the model's own output; done once, before anything is read."""
+        example, head, _, _ = self.shape
+        shown = self.real[:, self.sample.rows]  # example row
+        if not shown.any():
+            return Proof(0.0, (1.0, 1.0))
+        weights = self.source.values.new_zeros(
+            example, head, len(self.sample.rows), self.shape[3], dtype=self._dtype
+        )
+        for examples, heads, rows, tile in self.source.sweep(self.sample.rows):
+            weights[examples, heads, rows, : tile.shape[-1]] = tile
+        values = at_least_float(self.source.values)
+        groups = values.shape[1]
+        again = rearrange(weights, "e (g h) r k -> e g (h r) k", g=groups) @ values
+        expected = rearrange(at_least_float(self.sample.out), "e (g h) r c -> e g (h r) c", g=groups)
+        visible = repeat(shown, "e r -> e 1 (h r) 1", h=head // groups)
+        # padding rows may hold NaN, which a product would keep
+        gap = (again - expected).abs().where(visible, 0).max()
+        error = float(gap / expected.abs().where(visible, 0).max().clamp_min(1e-30))
+        masses = weights.sum(-1)[shown[:, None].expand(-1, head, -1)]
+        if not math.isfinite(error):
+            raise NonFinite(
+                f"site {self.index} ({self.name}) holds NaN or Inf. Check the inputs, the weights and the precision "
+                "the model runs in (half precision overflows first)."
+            )
+        if error > TOLERANCE.get(self.sample.out.dtype, 1e-4):
+            raise NotReproduced(
+                f"site {self.index} ({self.name}): recomputed weights × values differ from the model's own output by "
+                f"{error:.2g} of its largest value. Please report it with the model's class; until then, do not "
+                "trust this site."
+            )
+        return Proof(error, (float(masses.min()), float(masses.max())))
+
     def weights(self, *, heads: Rows = None, rows: Rows = None) -> Tensor:
         """Attention weights ``(example, head, query, key)``, at least float32, of the heads and rows asked for.
 
@@ -194,17 +266,16 @@ class Site:
         Shape: ``t.sites[3].weights(heads=0, rows=[0, 5])`` is ``(example, 1, 2, key)``.
         """
         chosen, wanted = self._choose("head", heads), self._choose("row", rows)
+        assert self.proof
         example, _, _, key = self.shape
         result = torch.zeros(example, len(chosen), len(wanted), key, dtype=self._dtype, device=wanted.device)
-        # causality ends a tile's keys after its last row, so tiles need ascending rows
-        order = wanted.argsort()
         spans = [(0, self.heads)] if heads is None else [(head, head + 1) for head in chosen.tolist()]
-        for places in order.split(TILE_ROWS):
+        for places in torch.arange(len(wanted), device=wanted.device).split(TILE_ROWS):
             real = self.real[:, None, wanted[places], None]
             for place, (first, last) in enumerate(spans):
-                tile = self.source.tile(slice(0, example), slice(first, last), wanted[places], exact=True)
-                result[:, place : place + last - first, places, : tile.shape[-1]] = tile * real
-        return result
+                tile = self.source.tile(slice(first, last), wanted[places])
+                result[:, place : place + last - first, places] = tile.where(real, 0)
+        return self._finite(result)
 
     def gradients(self, *, heads: Rows = None, rows: Rows = None) -> Tensor:
         """∂target/∂A ``(example, head, query, key)``: ⟨∂target/∂out_q, v_k⟩, because out = A·V.
@@ -222,10 +293,6 @@ class Site:
         real = self.real[:, None, wanted, None]
         return torch.einsum("ehqc,ehkc->ehqk", gradient, values) * real
 
-    @overload
-    def pull(self, r: Tensor) -> Tensor: ...
-    @overload
-    def pull(self, r: Tensor, *, per_head: bool) -> Tensor: ...
     def pull(self, r: Tensor, *, per_head: bool = False) -> Tensor:
         """r·Ā: how the weight ``r`` on query rows spreads over keys, without ever forming A.
 
@@ -242,21 +309,38 @@ class Site:
                 f"r has shape {tuple(r.shape)}, but site {self.index} ({self.name}) has "
                 f"(example, query) = {(example, query)}."
             )
+        assert self.proof
         r = r.to(self.real.device, self._dtype) * self.real
-        result = r.new_zeros(example, head, key)
-        for examples, heads, rows in self.source.tiles(r.any(0).nonzero().squeeze(-1)):
-            tile = self.source.tile(examples, heads, rows)
-            row = r[examples, None, None, rows]
-            result[examples, heads, : tile.shape[-1]] += (row @ tile).squeeze(2)
-        return result if per_head else result.mean(1)
+        wanted = r.any(0).nonzero().squeeze(-1)
+        result = r.new_zeros(example, head if per_head else 1, key)
+        for examples, heads, span, tile in self.source.sweep(wanted):
+            row = r[examples, wanted[span]]
+            end = tile.shape[-1]
+            if per_head:
+                result[examples, heads, :end] += torch.einsum("er,ehrk->ehk", row, tile)
+            else:  # heads and rows are one axis of a single vector–matrix product
+                row = row.repeat(1, tile.shape[1]).unsqueeze(1)
+                result[examples, :, :end] += row @ tile.flatten(1, 2)
+        return self._finite(result if per_head else result[:, 0] / head)
 
     def entropy(self, r: Tensor) -> Tensor:
         """Σ_q r_q · H(A_q) in nats for each head: ``(example, head)``. 0 looks at one key, log(keys) at all."""
+        assert self.proof
         r = r.to(self.real.device, self._dtype) * self.real
+        wanted = r.any(0).nonzero().squeeze(-1)
         result = r.new_zeros(self.shape[:2])
-        for examples, heads, rows in self.source.tiles(r.any(0).nonzero().squeeze(-1)):
-            entropy = torch.special.entr(self.source.tile(examples, heads, rows)).sum(-1)
-            result[examples, heads] += (entropy * r[examples, None, rows]).sum(-1)
+        for examples, heads, span, tile in self.source.sweep(wanted):
+            entropy = torch.special.entr(tile).sum(-1)
+            result[examples, heads] += (entropy * r[examples, None, wanted[span]]).sum(-1)
+        return self._finite(result)
+
+    def _finite(self, result: Tensor) -> Tensor:
+        """Never NaN in place of an answer."""
+        if not result.sum().isfinite():
+            raise NonFinite(
+                f"site {self.index} ({self.name}) holds NaN or Inf in some of its rows. Check the inputs, the weights "
+                "and the precision the model runs in."
+            )
         return result
 
     @property

@@ -47,28 +47,39 @@ class Sites(tuple[Site, ...]):
             raise NoSuchPart(f"site {key} is not there. There are {listed}.") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """The evidence that a trace is right.
 
     Args:
-        errors: for each site max |A·V − out| / max |out|, on a few rows of every head and example.
-        masses: for each site the smallest and largest row sum on those rows (below 1 with sink logits).
+        sites: the sites; each is proved when it is first read, which costs a few rows.
         readout: "measured" if the rows that move the output are those of the readout; otherwise why it could
             not be measured.
         left_fast_path: torch's fast path of `nn.TransformerEncoder` or `nn.MultiheadAttention` cannot be seen into
             and was left by itself, so outputs agree to about 1e-6 with a plain run; otherwise bit for bit.
     """
 
-    errors: tuple[float, ...]
-    masses: tuple[tuple[float, float], ...]
+    sites: Sites
     readout: str
     left_fast_path: bool
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """For each site max |A·V − out| / max |out|, on two rows of every head and example."""
+        return tuple(site.proof.error for site in self.sites)
+
+    @property
+    def masses(self) -> tuple[tuple[float, float], ...]:
+        """For each site the smallest and largest row sum on those rows (below 1 with sink logits)."""
+        return tuple(site.proof.mass for site in self.sites)
 
     @property
     def error(self) -> float:
         """The largest reconstruction error of all sites."""
         return max(self.errors)
+
+    def __repr__(self) -> str:
+        return f"Check(error={self.error:.2g}, readout={self.readout!r}, left_fast_path={self.left_fast_path})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +154,12 @@ def trace(
             _kind(entry, batch),
             entry.source,
             tape.real_rows(entry.source.shape[0], entry.source.shape[2]).to(entry.source.values.device),
+            entry.sample,
             None if out_gradients is None else entry.fold(out_gradients[index]),
         )
         for index, entry in enumerate(tape.records)
     )
-    check = Check(
-        errors=tuple(entry.error for entry in tape.records),
-        masses=tuple(entry.mass for entry in tape.records),
-        readout=_verified[subject],
-        left_fast_path=tape.left_fast_path,
-    )
+    check = Check(sites, _verified[subject], tape.left_fast_path)
     return Trace(
         sites, readout, batch.real, batch.features, subject.special, output.detach(), score, of, check,
         tape.ignored(),
@@ -193,10 +200,12 @@ def record(
         raise
     if not tape.records:
         raise _nothing_found(subject.model, tape)
-    if not torch.isfinite(output.detach()).all():
+    if not output.detach().isfinite().all():
+        broken = [entry.name for entry in tape.records if not entry.sample.out.isfinite().all()]
+        where = f"first seen at site {broken[0]}" if broken else f"after the last site, {tape.records[-1].name}"
         raise NonFinite(
-            "the model's output holds NaN or Inf, though its attention is finite. Check the weights after the last "
-            f"site ({tape.records[-1].name}) and the precision the model runs in."
+            f"the model's output holds NaN or Inf, {where}. Check the inputs, the weights and the precision the model "
+            "runs in (half precision overflows first)."
         )
     return tape, output
 
@@ -262,8 +271,8 @@ def _distance(entry: Record, single: Record, example: int) -> float:
     """How far the weights of one example in the batch are from its weights alone."""
     _, heads, queries, _ = single.source.shape
     rows = torch.arange(min(queries, 8), device=single.source.values.device)
-    one = single.source.tile(slice(0, 1), slice(0, heads), rows)
-    many = entry.source.tile(slice(example, example + 1), slice(0, heads), rows)
+    one = single.source.tile(slice(0, heads), rows)
+    many = entry.source.tile(slice(0, heads), rows)[example : example + 1]
     return float((many - one).abs().max())
 
 
