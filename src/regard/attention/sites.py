@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Literal
 
@@ -152,17 +152,17 @@ class Fused:
             else:
                 scores += mask
         if self.causal:
-            start = min(int(rows[0]), end)  # keys before the first row of the tile are seen by all its rows
-            later = torch.arange(start, end, device=rows.device) > rows[:, None]
-            scores[..., start:].masked_fill_(later, -torch.inf)
+            first, last = int(rows[0]), int(rows[-1])
+            if last - first + 1 == len(rows) and end == last + 1:  # the usual tile: a triangle at its end
+                scores[..., first:].masked_fill_(_triangle(len(rows), rows.device), -torch.inf)
+            else:
+                scores.masked_fill_(torch.arange(end, device=rows.device) > rows[:, None], -torch.inf)
 
     def map(self, refold: Callable[[Tensor], Tensor]) -> Fused:
         """The same with each tensor's first two axes rearranged."""
         mask = self.mask if self.mask is None else refold(self.mask)
         lse = self.lse if self.lse is None else refold(self.lse)
-        return replace(
-            self, q=refold(self.q), k=refold(self.k), values=refold(self.values), mask=mask, lse=lse
-        )
+        return replace(self, q=refold(self.q), k=refold(self.k), values=refold(self.values), mask=mask, lse=lse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,9 +231,7 @@ class Site:
         shown = self.real[:, self.sample.rows]  # example row
         if not shown.any():
             return Proof(0.0, (1.0, 1.0))
-        weights = self.source.values.new_zeros(
-            example, head, len(self.sample.rows), self.shape[3], dtype=self._dtype
-        )
+        weights = self.source.values.new_zeros(example, head, len(self.sample.rows), self.shape[3], dtype=self._dtype)
         for examples, heads, rows, tile in self.source.sweep(self.sample.rows):
             weights[examples, heads, rows, : tile.shape[-1]] = tile
         values = at_least_float(self.source.values)
@@ -360,6 +358,12 @@ class Site:
                     f"so {index} is not there. Choose from 0 to {size - 1}."
                 )
         return torch.tensor([index % size for index in indices], device=self.real.device)
+
+
+@lru_cache(maxsize=8)
+def _triangle(size: int, device: torch.device) -> Tensor:
+    """True where a key comes after the query."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
 
 
 def at_least_float(x: Tensor) -> Tensor:

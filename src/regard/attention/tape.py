@@ -140,8 +140,8 @@ class Tape(TorchFunctionMode):
         lead = tuple(out.shape[:-2])
         across = size > 1 and query == key == size and lead[:1] == (1,)
         if key not in lengths and not across:
-            rows = " or ".join(map(str, lengths))
-            return f"its {key} keys are not rows of the input, which has {rows}"
+            listed = " or ".join(map(str, lengths))
+            return f"its {key} keys are not rows of the input, which has {listed}"
         arranged = arrange(lead, 1 if across else size, hand_written=isinstance(source, Given))
         if arranged is None:
             return f"its leading axes {lead} are not {size} examples × heads"
@@ -201,9 +201,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What `F.scaled_dot_product_attention` returns, bit for bit, and the log-sum-exp where it can be had."""
     if query.device.type == "cpu" and query.dim() == 4 and not dropout and not torch.is_autocast_enabled("cpu"):
-        kernel = torch._fused_sdp_choice(
-            query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
-        )
+        kernel = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
         if kernel == FLASH:
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
@@ -211,9 +209,7 @@ def attend(
                 query, key, value, dropout, causal, attn_mask=mask, scale=scale
             )
             return out, lse.detach()
-    out = F.scaled_dot_product_attention(
-        query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
-    )
+    out = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     return out, None
 
 
@@ -244,4 +240,5 @@ def swapped(x: Tensor) -> Tensor:
 def refolded(x: Tensor) -> Tensor:
     """``(example, head, …)`` that was cut from one axis, cut the other way: heads run slower."""
     examples = x.shape[0]
-    return x.flatten(0, 1).unflatten(0, (-1, examples)).transpose(0, 1)
+    folded: Tensor = x.flatten(0, 1).unflatten(0, (-1, examples))
+    return folded.transpose(0, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 from weakref import WeakKeyDictionary
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,9 @@ from regard.errors import (
 from regard.types import Batch, Features, Of, Score, Special, Subject, Targets
 
 _verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose readout was measured
+
+
+FRAME = ("site", "kind", "heads", "shape", "entropy", "special_share", "error")
 
 
 class Sites(tuple[Site, ...]):
@@ -110,10 +114,45 @@ class Trace:
     check: Check
     ignored: tuple[Ignored, ...]
 
+    @property
+    def special_keys(self) -> Tensor:
+        """``(example, row)``: True where a special token sits."""
+        keys = torch.zeros_like(self.real)
+        for example, features in enumerate(self.features):
+            keys[example, [row for row, odd in zip(features.rows, features.special, strict=True) if odd]] = True
+        return keys
 
-def trace(
-    subject: Subject, inputs: Any, *, gradients: bool = False, target: Targets = None, of: Of = "logit"
-) -> Trace:
+    def looks(self) -> Tensor:
+        """``(site, example, head, key)``: where the readout looks, for traces whose sites all have the same shape.
+
+        The readout row of each site's weights; with several readout rows their mean, weighted as the readout is.
+        """
+        shapes = sorted({site.shape for site in self.sites if site.kind != "samples"})
+        if len(shapes) > 1:
+            raise NoSuchPart(
+                f"the sites have different shapes, {shapes}: use site.pull(readout, per_head=True) for each."
+            )
+        return torch.stack([site.pull(self.readout, per_head=True).to(self.real.device) for site in self.sites])
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each site: name, kind, heads, shape, entropy, share on special tokens, reconstruction error.
+
+        Entropy and share are those of the readout rows, mean over heads and examples; NaN for sites whose queries or
+        keys are not rows of the input.
+        """
+        rows = []
+        for site in self.sites:
+            entropy = share = float("nan")
+            if site.shape[0] == len(self.readout) and site.shape[2] == self.readout.shape[1]:
+                entropy = float(site.entropy(self.readout).mean())
+                looks = site.pull(self.readout)
+                share = float((looks * self.special_keys.to(looks.device)).sum(-1).mean())
+            row = (site.name, site.kind, site.heads, site.shape, entropy, share, site.proof.error)
+            rows.append(dict(zip(FRAME, row, strict=True)))
+        return pd.DataFrame(rows)
+
+
+def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Targets = None, of: Of = "logit") -> Trace:
     """Run the subject once and keep what its attention did.
 
     The model runs as it always does, in eval mode, on its own backend and device, and is afterwards as it was.
@@ -179,6 +218,7 @@ def measure_readout(subject: Subject, batch: Batch) -> Tensor | None:
             else:  # an embedding; no cancellation between its channels: each gets a weight of its own
                 scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
     entry = tape.records[-1]
+    assert entry.out is not None
     (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
     if gradient is None:
         return None
@@ -186,9 +226,7 @@ def measure_readout(subject: Subject, batch: Batch) -> Tensor | None:
     return rows if rows.any() else None
 
 
-def record(
-    subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None
-) -> tuple[Tape, Tensor]:
+def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None) -> tuple[Tape, Tensor]:
     """One forward pass under a tape. The caller keeps the model `undisturbed`."""
     tape = Tape(subject.model, batch, keep_outputs=gradients, leaf=leaf)
     try:
@@ -232,7 +270,7 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
     if not any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules()):
         yield
         return
-    with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+    with torch.compiler.set_stance("force_eager"):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,9 +87,7 @@ class AttentionClassifier(nn.Module):
         choose("attention", attention, ("tanh", "dot"))
         choose("task", task, ("binary", "multiclass", "multilabel", "pair", "choice"))
         if (classes == 1) != (task == "binary"):
-            raise InputError(
-                f"classes={classes} does not fit task={task!r}: a binary task has one logit, others more."
-            )
+            raise InputError(f"classes={classes} does not fit task={task!r}: a binary task has one logit, others more.")
         self.task, self.attention, self.classes = task, attention, classes
         self.output = OUTPUT.get(task, "softmax")
         self.takes_query = task in ("pair", "choice")
@@ -138,7 +136,8 @@ class AttentionClassifier(nn.Module):
         weights = scores.masked_fill(~attend.unsqueeze(1), -math.inf).softmax(-1)
         context = weights @ states  # example attention channel
         if self.task == "multilabel":
-            return (context * self.decoder.weight).sum(-1) + self.decoder.bias
+            per_label: Tensor = (context * self.decoder.weight).sum(-1) + self.decoder.bias
+            return per_label
         context = context.squeeze(1)
         if summary is not None:
             context = (self.from_context(context) + self.from_query(summary)).tanh()
@@ -153,8 +152,8 @@ class AttentionClassifier(nn.Module):
         if self.attention == "dot":
             if query is not None:
                 return query.unsqueeze(1) @ states.mT / math.sqrt(width)
-            return self.outer(states).mT / math.sqrt(width)
+            return cast(Tensor, self.outer(states)).mT / math.sqrt(width)
         inner = self.inner(states)
         if query is not None and self.inner_query is not None:
             inner = inner + self.inner_query(query).unsqueeze(1)
-        return self.outer(inner.tanh()).mT
+        return cast(Tensor, self.outer(inner.tanh())).mT

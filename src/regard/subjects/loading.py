@@ -36,7 +36,7 @@ def load(
     Weights are read from safetensors or GGUF only: a pickle can run code.
     """
     if isinstance(model, nn.Module):
-        if tokenizer is None or isinstance(tokenizer, (str, Path)) and not tokenizer:
+        if tokenizer is None or (isinstance(tokenizer, (str, Path)) and not tokenizer):
             raise TokenizerMismatch(
                 "tokenizer=None: a live model does not say which tokenizer belongs to it. Pass the tokenizer."
             )
@@ -88,9 +88,7 @@ def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
             return locate(ggufs[0])
         if ggufs:
             names = ", ".join(file.name for file in ggufs)
-            raise NotAModel(
-                f"model={str(model)!r} holds {len(ggufs)} GGUF files: {names}. Pass one of them."
-            )
+            raise NotAModel(f"model={str(model)!r} holds {len(ggufs)} GGUF files: {names}. Pass one of them.")
         raise NotAModel(
             f"model={str(model)!r} is a folder without config.json and without a .gguf file. "
             "Pass the folder that save_pretrained wrote."
@@ -112,7 +110,10 @@ def task_of(source: str, options: dict[str, Any]) -> Task:
     """What the checkpoint was saved for."""
     if "gguf_file" in options:
         return "generate"
-    config = transformers.AutoConfig.from_pretrained(source, **options)
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as problem:
+        raise NotAModel(f"model={source!r} could not be loaded: {problem}") from problem
     classes = " ".join(config.architectures or ())
     if "ForSequenceClassification" in classes:
         return "classify"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import OptionError, SubjectError, choose
 from regard.subjects import targets
 from regard.subjects.text import device_of
-from regard.subjects.tokens import Text, as_list
+from regard.subjects.tokens import as_list
 from regard.types import Batch, Features, Of, Score, Special, Targets
 
 Output = Literal["binary", "softmax", "sigmoid", "regression"]

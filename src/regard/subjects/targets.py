@@ -62,15 +62,15 @@ def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:
             "subject.similarity('another text') is a ready-made one."
         )
     columns = head.columns(output, of)
-    values, names, indices = [], [], []
+    values: list[Tensor] = []
+    names: list[str] = []
+    indices: list[int | None] = []
     for row, entry in zip(columns, one_by_one(target, len(columns)), strict=True):
         if callable(entry):
             raise WrongTarget("target: a function takes the whole output; pass it alone, not in a list.")
         if isinstance(entry, tuple):
             if len(entry) != 2:
-                raise WrongTarget(
-                    f"target={entry!r}: a contrastive target is a pair (this, rather than that)."
-                )
+                raise WrongTarget(f"target={entry!r}: a contrastive target is a pair (this, rather than that).")
             this, that = (_column(head, part, len(row)) for part in entry)
             values.append(row[this] - row[that])
             names.append(f"{head.name(this)} rather than {head.name(that)}")

@@ -41,9 +41,7 @@ def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
     return min(limits, default=None)
 
 
-def tokenize(
-    tokenizer: Any, texts: list[Text], *, limit: int | None, over_limit: OverLimit, padding_side: str
-) -> Any:
+def tokenize(tokenizer: Any, texts: list[Text], *, limit: int | None, over_limit: OverLimit, padding_side: str) -> Any:
     """A transformers encoding with offsets; the input's length is checked against the limit first."""
     first = [text if isinstance(text, str) else text[0] for text in texts]
     second = None if isinstance(texts[0], str) else [text[1] for text in texts]
