@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from regard.errors import WrongTarget
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -132,8 +134,6 @@ def one_by_one(target: Targets, size: int) -> Sequence[Target]:
     if not isinstance(target, list):
         return [target] * size
     if len(target) != size:
-        from regard.errors import WrongTarget
-
         raise WrongTarget(
             f"target has {len(target)} entries for {size} examples. Pass one for each example, or a single one for all."
         )

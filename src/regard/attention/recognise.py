@@ -13,12 +13,14 @@ is one that the subject has declared as rows of the input. What cannot be told a
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
+
+from regard.types import Batch
 
 CONTRACT = {"matmul", "rmatmul", "bmm", "mm", "einsum", "baddbmm"}
 MULTIPLY = {"mul", "rmul", "imul", "multiply"}
@@ -81,6 +83,7 @@ class Mix:
     values: Tensor
     out: Tensor
     flow: Flow
+    arrange_out: Callable[[Tensor], Tensor]  # what brings the call's own result into that form
 
 
 class Follower:
@@ -265,18 +268,18 @@ def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o:
                 x = x.flatten(position, position + len(part) - 1)
         return x
 
+    def arrange_out(x: Tensor) -> Tensor:
+        return arrange(x, o, query, channel)
+
     mix = Mix(
-        weights=arrange(weights, w, query, summed),
-        values=arrange(values, v, summed, channel),
-        out=arrange(out, o, query, channel),
-        flow=flow,
+        arrange(weights, w, query, summed), arrange(values, v, summed, channel), arrange_out(out), flow, arrange_out
     )
     return mix if mix.weights.shape[-1] <= flow.size else None
 
 
-def why_not(mix: Mix, lengths: tuple[int, ...], queries: tuple[int, ...], fixed: bool) -> str | None:
+def why_not(mix: Mix, batch: Batch, fixed: bool) -> str | None:
     """The reason why a mix is not attention over the rows of the input, or None if it is."""
-    query, key = mix.weights.shape[-2:]
+    lengths, (query, key) = batch.lengths, mix.weights.shape[-2:]
     mass = float(mix.weights.detach().sum(-1).amax())
     if mix.flow.reason:
         return mix.flow.reason
@@ -288,8 +291,9 @@ def why_not(mix: Mix, lengths: tuple[int, ...], queries: tuple[int, ...], fixed:
         return None
     if key not in lengths:
         return f"it mixes {key} things, and the input has {' or '.join(map(str, lengths))} rows"
-    if query != 1 and query not in (*lengths, *queries):
+    if query != 1 and query not in (*lengths, *batch.queries):
         return f"{query} learned queries: attention pools and mixtures of experts look the same here"
-    if any(size in lengths and size > 1 for size in mix.weights.shape[1:-2]):
+    lead = mix.weights.shape[:-2] or (1,)
+    if lead[0] != len(batch) or any(size in lengths and size > 1 for size in lead[1:]):
         return f"it mixes {key} things for each row: a mixture of experts looks the same"
     return None

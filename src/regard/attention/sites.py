@@ -196,7 +196,10 @@ class Site:
         kind: ``self``, ``cross``, ``pool`` (one distribution for the whole input) or ``samples`` (across examples).
         source: where the weights come from.
         real: ``(example, query)``, False at padding rows, whose weights are 0 by definition.
+        real_keys: ``(example, key)``, False at padding keys.
         sample: rows of the model's own output, to prove the weights by.
+        rows: ``(example, query)``, the row of the input that each query stands for, where a model computes only the
+            rows it needs (the last block of an FT-Transformer asks for [CLS] alone); otherwise None.
         out_gradient: ``(example, head, query, channel)``, ∂target/∂(A·V), when the trace was asked for gradients.
     """
 
@@ -205,7 +208,9 @@ class Site:
     kind: Kind
     source: Given | Fused
     real: Tensor
+    real_keys: Tensor
     sample: Sample
+    rows: Tensor | None = None
     out_gradient: Tensor | None = None
 
     @property
@@ -278,7 +283,7 @@ class Site:
     def gradients(self, *, heads: Rows = None, rows: Rows = None) -> Tensor:
         """∂target/∂A ``(example, head, query, key)``: ⟨∂target/∂out_q, v_k⟩, because out = A·V.
 
-        Keys that the mask hides have a gradient, too: what would happen if they were given weight.
+        Keys that the mask hides have a gradient, too: what would happen if they were given weight. Padding has none.
         """
         if self.out_gradient is None:
             raise NoGradient(
@@ -289,26 +294,20 @@ class Site:
         gradient = at_least_float(self.out_gradient[:, chosen][:, :, wanted])
         values = at_least_float(self.source.values[:, chosen // group])
         real = self.real[:, None, wanted, None]
-        return torch.einsum("ehqc,ehkc->ehqk", gradient, values) * real
+        return torch.einsum("ehqc,ehkc->ehqk", gradient, values) * real * self.real_keys[:, None, None]
 
     def pull(self, r: Tensor, *, per_head: bool = False) -> Tensor:
         """r·Ā: how the weight ``r`` on query rows spreads over keys, without ever forming A.
 
         Args:
-            r: ``(example, query)``. Rows where it is zero for all examples cost nothing.
+            r: ``(example, row)``. Rows where it is zero for all examples cost nothing.
             per_head: r·A of each head instead of the mean over heads.
 
         Returns:
             ``(example, key)``, or ``(example, head, key)`` with ``per_head``. Memory is linear in tokens.
         """
-        example, head, query, key = self.shape
-        if tuple(r.shape) != (example, query):
-            raise NoSuchPart(
-                f"r has shape {tuple(r.shape)}, but site {self.index} ({self.name}) has "
-                f"(example, query) = {(example, query)}."
-            )
-        assert self.proof
-        r = r.to(self.real.device, self._dtype) * self.real
+        example, head, _, key = self.shape
+        r = self._on_queries(r)
         wanted = r.any(0).nonzero().squeeze(-1)
         result = r.new_zeros(example, head if per_head else 1, key)
         for examples, heads, span, tile in self.source.sweep(wanted):
@@ -323,14 +322,26 @@ class Site:
 
     def entropy(self, r: Tensor) -> Tensor:
         """Σ_q r_q · H(A_q) in nats for each head: ``(example, head)``. 0 looks at one key, log(keys) at all."""
-        assert self.proof
-        r = r.to(self.real.device, self._dtype) * self.real
+        r = self._on_queries(r)
         wanted = r.any(0).nonzero().squeeze(-1)
         result = r.new_zeros(self.shape[:2])
         for examples, heads, span, tile in self.source.sweep(wanted):
             entropy = torch.special.entr(tile).sum(-1)
             result[examples, heads] += (entropy * r[examples, None, wanted[span]]).sum(-1)
         return self._finite(result)
+
+    def _on_queries(self, r: Tensor) -> Tensor:
+        """``r`` on the rows of the input, as weights of this site's queries; padding rows get none."""
+        assert self.proof
+        example, _, query, key = self.shape
+        if self.rows is not None and r.shape == (example, key):
+            r = r.gather(1, self.rows.to(r.device))
+        if r.shape != (example, query):
+            raise NoSuchPart(
+                f"r has shape {tuple(r.shape)}, but site {self.index} ({self.name}) has "
+                f"(example, query) = {(example, query)}."
+            )
+        return r.to(self.real.device, self._dtype) * self.real
 
     def _finite(self, result: Tensor) -> Tensor:
         """Never NaN in place of an answer."""

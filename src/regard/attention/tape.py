@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -39,9 +39,9 @@ class Record:
     doubt: Doubt
     across: bool  # attention across the examples of the batch
     sample: Sample  # a few rows of what the model itself computed, as proof
-    learned: bool = False  # the scores are not a product of two activations
+    learned: bool  # the scores are not a product of two activations
+    fold: Callable[[Tensor], Tensor]  # the site's own result to (example, head, query, channel)
     out: Tensor | None = None  # kept for gradients only
-    fold: Callable[[Tensor], Tensor] = field(default=lambda x: x)
 
     def read_otherwise(self) -> Record:
         """The same with its leading axes read the other way round."""
@@ -95,10 +95,10 @@ class Tape(TorchFunctionMode):
         mix = self.follower.follow(name, args, kwargs, result, self._module_name)
         if mix is not None:
             fixed = self.follower.is_fixed(mix.values)
-            reason = why_not(mix, self.batch.lengths, self.batch.queries, fixed)
+            reason = why_not(mix, self.batch, fixed)
             if reason is None:
-                # the weights and their lead are detached views; the result is what the graph goes on from
-                reason = self._record(Given(mix.weights, mix.values), mix.out, result, not mix.flow.product)
+                source = Given(mix.weights, mix.values)
+                reason = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
             mix.flow.reason, mix.flow.settled = reason, mix.flow.settled or reason is None
         return result
 
@@ -132,8 +132,14 @@ class Tape(TorchFunctionMode):
             self.refused.append(Ignored(self._module_name(), shape, reason))
         return out
 
-    def _record(self, source: Given | Fused, out: Tensor, result: Tensor, learned: bool) -> str | None:
-        """Check a site and keep it; return the reason if its axes cannot be told."""
+    def _record(
+        self, source: Given | Fused, out: Tensor, result: Tensor, learned: bool,
+        arrange_out: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> str | None:  # fmt: skip
+        """Keep a site; return the reason if its axes cannot be told.
+
+        ``out`` is ``(*lead, query, channel)`` without a graph; ``result`` is the tensor the model goes on with.
+        """
         size, lengths = len(self.batch), self.batch.lengths
         values = source.values
         query, key = out.shape[-2], values.shape[-2]
@@ -149,7 +155,7 @@ class Tape(TorchFunctionMode):
         source = source.map(fold)
         rows = sampled_rows(query, out.device)
         sample = Sample(rows, fold(out.index_select(-2, rows)))
-        record = Record(self._module_name(), source, doubt, across, sample, learned, fold=fold)
+        record = Record(self._module_name(), source, doubt, across, sample, learned, lambda x: fold(arrange_out(x)))
         number = len(self.records)
         self.records.append(record)
         if number == self.leaf:
@@ -160,11 +166,12 @@ class Tape(TorchFunctionMode):
             record.out = result
         return None
 
-    def real_rows(self, examples: int, queries: int) -> Tensor:
-        """``(example, query)``: False at padding rows; all True where queries are not rows of the input."""
-        if tuple(self.batch.real.shape) == (examples, queries):
-            return self.batch.real
-        return torch.ones(examples, queries, dtype=torch.bool, device=self.batch.real.device)
+    def real_rows(self, record: Record, axis: int) -> Tensor:
+        """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""
+        shape, device = record.source.shape, record.source.values.device
+        if tuple(self.batch.real.shape) == (shape[0], shape[axis]):
+            return self.batch.real.to(device)
+        return torch.ones(shape[0], shape[axis], dtype=torch.bool, device=device)
 
     def _module_name(self) -> str:
         """Path of the innermost module of the model whose code is running."""

@@ -190,10 +190,12 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
         Site(
             index,
             entry.name,
-            _kind(entry, batch),
+            _kind(entry, readout),
             entry.source,
-            tape.real_rows(entry.source.shape[0], entry.source.shape[2]).to(entry.source.values.device),
+            tape.real_rows(entry, 2),
+            tape.real_rows(entry, 3),
             entry.sample,
+            _rows_of_queries(entry, readout),
             None if out_gradients is None else entry.fold(out_gradients[index]),
         )
         for index, entry in enumerate(tape.records)
@@ -325,6 +327,8 @@ def _verify_readout(subject: Subject, batch: Batch) -> str:
         with torch.no_grad():
             score = subject.score(subject.forward(probe), None, "logit")
     declared = subject.readout(probe, score) > 0
+    if rows.shape[1] == 1 and bool((declared.sum(-1) == 1).all()):
+        return "measured"  # the last site computes one row, and one row is read
     if declared.shape != rows.shape:
         raise ReadoutMismatch(
             f"the readout has {declared.shape[1]} rows, but the last attention site has {rows.shape[1]}. "
@@ -344,14 +348,22 @@ def _rows(mask: Tensor) -> str:
     return f"{shown}, … ({len(rows)} in all)" if len(rows) > 8 else shown
 
 
-def _kind(entry: Record, batch: Batch) -> Kind:
+def _kind(entry: Record, readout: Tensor) -> Kind:
     """self, cross, pool or samples, by what the rows and keys are."""
     _, _, query, key = entry.source.shape
     if entry.across:
         return "samples"
-    if entry.learned or (query == 1 and key > 1):
+    if entry.learned or (query == 1 and key > 1 and readout.shape[1] == 1):
         return "pool"
-    return "self" if query == key else "cross"
+    return "self" if query == key or _rows_of_queries(entry, readout) is not None else "cross"
+
+
+def _rows_of_queries(entry: Record, readout: Tensor) -> Tensor | None:
+    """``(example, 1)``: where a model computes a single row of a self-attention, it is the one that is read."""
+    _, _, query, key = entry.source.shape
+    if query == 1 and readout.shape[1] == key > 1 and bool((readout.count_nonzero(-1) == 1).all()):
+        return readout.argmax(-1, keepdim=True)
+    return None
 
 
 def _nothing_found(model: nn.Module, tape: Tape) -> NoAttentionFound:

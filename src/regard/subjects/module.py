@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.errors import EmptyInput, InputError, OptionError, SubjectError
+from regard.errors import EmptyInput, InputError, OptionError, SubjectError, WrongTarget, choose
 from regard.subjects import targets
 from regard.subjects.tokens import spread
 from regard.types import Batch, Features, Of, Score, Special, Targets
@@ -76,10 +76,11 @@ class ModuleSubject:
 
     def readout(self, batch: Batch, score: Score | None) -> Tensor:
         """``(example, row)``: as the user declared it."""
+        if self.reading == "pool":
+            return torch.ones(len(batch), 1, device=batch.real.device)
         if isinstance(self.reading, str):
             return spread(self.reading, batch.real)
         if isinstance(self.reading, int):
-            wanted = torch.zeros(1)
             wanted = torch.zeros(batch.real.shape[1])
             wanted[self.reading] = 1
         else:
@@ -107,7 +108,7 @@ def module(
     forward: Callable[..., Tensor],
     *,
     features: Sequence[str],
-    readout: Literal["first", "last", "mean"] | int | Sequence[float],
+    readout: Literal["first", "last", "mean", "pool"] | int | Sequence[float],
     padding: Callable[..., Tensor] | None = None,
     special_features: Sequence[str] = (),
     labels: Sequence[str] | None = None,
@@ -121,7 +122,8 @@ def module(
         forward: ``forward(model, *inputs)`` returns ``(example, class)``; inputs are what you pass to `trace`, a
             tensor or a tuple of tensors by position, a dict by name. The first axis of each is examples.
         features: a name for every row that attention runs over, special ones such as "[CLS]" included.
-        readout: which rows the prediction is read from: "first", "last", "mean", a row, or one weight for each row.
+        readout: which rows the prediction is read from: "first", "last", "mean", a row, or one weight for each row;
+            "pool" if it is read from a single attention over all rows.
         padding: ``padding(*inputs)`` returns ``(example, row)`` bool, True where a row is real.
         special_features: those of the features that stand for no part of the input, such as "[CLS]".
         labels: names of the classes.
@@ -132,8 +134,7 @@ def module(
         raise SubjectError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module.")
     names = tuple(features)
     if isinstance(readout, str):
-        if readout not in ("first", "last", "mean"):
-            raise OptionError(f"readout={readout!r} is not 'first', 'last', 'mean', a row or weights.")
+        choose("readout", readout, ("first", "last", "mean", "pool"))
     elif isinstance(readout, int):
         if not -len(names) <= readout < len(names):
             raise OptionError(f"readout={readout} is not one of the {len(names)} rows named in features.")
@@ -156,6 +157,4 @@ def module(
 
 
 def _no_labels(name: str) -> int:
-    from regard.errors import WrongTarget
-
     raise WrongTarget(f"target={name!r}: this subject has no labels. Pass labels=, or a class index as target.")
