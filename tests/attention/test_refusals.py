@@ -105,17 +105,24 @@ def test_non_finite_weights(bad):
         regard.trace(rows_subject(model), torch.randn(2, ROWS, WIDTH))
 
 
-def test_non_finite_rows_that_the_output_does_not_read():
-    x = torch.randn(2, ROWS, WIDTH)
-    x[0, 1] = torch.nan  # NaN spreads to all rows of example 0, but the output reads example 1 alone
-
-    class Second(Attention):
+def test_non_finite_inputs_matter_on_real_rows_only():
+    class Masked(Attention):
         def forward(self, x):
-            return super().forward(x)[[1, 1]]
+            q, k, v = self.qkv(x).chunk(3, -1)
+            seen = torch.tensor([True, True, True, True, False])
+            k, v = k.where(seen[:, None], 0), v.where(seen[:, None], 0)
+            out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=seen[None, None, None])
+            return out[:, 0, :4]
 
-    subject = rows_subject(Second(), readout="mean")
-    with pytest.raises(errors.NonFinite):
-        regard.trace(subject, x).sites[0].weights()
+    x = torch.randn(2, ROWS, WIDTH)
+    x[:, 4] = torch.nan
+    subject = rows_subject(Masked(), padding=lambda x: torch.tensor([[True, True, True, True, False]]).expand(len(x), -1))
+    weights = regard.trace(subject, x).sites[0].weights()
+    assert weights[:, :, 4].count_nonzero() == weights[..., 4].count_nonzero() == 0
+    torch.testing.assert_close(weights[:, :, :4].sum(-1), torch.ones(2, 1, 4))
+    x[1, 2] = torch.nan
+    with pytest.raises(errors.NonFinite, match="site 0"):
+        regard.trace(subject, x)
 
 
 def test_a_site_head_or_row_that_is_not_there():

@@ -48,6 +48,10 @@ class Given:
         example, head, query, key = self.weights.shape
         return example, head, query, key
 
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """The tensors whose rows must be finite, by query and by key."""
+        return self.weights, self.values
+
     def tile(self, heads: slice, rows: Tensor) -> Tensor:
         """``(example, head, row, key)`` weights of all examples."""
         return at_least_float(self.weights[:, heads][:, :, rows])
@@ -90,6 +94,10 @@ class Fused:
         example, head, query, _ = self.q.shape
         return example, head, query, self.k.shape[2]
 
+    def by_row(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors whose rows must be finite, by query and by key."""
+        return self.q, self.k, self.values
+
     def tile(self, heads: slice, rows: Tensor) -> Tensor:
         """softmax(q·kᵀ · scale + mask), ``(example, head, row, key)``, for heads of one group or of all groups."""
         share = self.q.shape[1] // self.k.shape[1]
@@ -99,7 +107,7 @@ class Fused:
         scores = scores.view(*q.shape[:3], -1)
         self._hide(scores, slice(None), heads, rows)
         # a row that sees no key at all: 0, as the kernels have it, not NaN
-        return scores.softmax(-1).nan_to_num_(0.0)
+        return scores.softmax(-1).masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0.0)
 
     @torch.no_grad()
     def sweep(self, rows: Tensor) -> Iterator[Tile]:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, redispatch_function
 
 from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
 from regard.attention.sites import Fused, Given, Sample
+from regard.errors import NonFinite
 from regard.types import Batch
 
 FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
@@ -156,6 +157,7 @@ class Tape(TorchFunctionMode):
         rows = sampled_rows(query, out.device)
         sample = Sample(rows, fold(out.index_select(-2, rows)))
         record = Record(self._module_name(), source, doubt, across, sample, learned, lambda x: fold(arrange_out(x)))
+        self._check_finite(record)
         number = len(self.records)
         self.records.append(record)
         if number == self.leaf:
@@ -165,6 +167,17 @@ class Tape(TorchFunctionMode):
                 result.requires_grad_()
             record.out = result
         return None
+
+    def _check_finite(self, record: Record) -> None:
+        """NaN or Inf is named where it first comes up: kernels may turn it into zeros. Padding may hold anything."""
+        if torch.stack([x.sum() for x in record.source.by_row()]).isfinite().all():
+            return
+        for axis, x in zip((2, 3, 3), record.source.by_row(), strict=False):
+            if not x.isfinite().all(-1).all(1)[self.real_rows(record, axis)].all():
+                raise NonFinite(
+                    f"site {len(self.records)} ({record.name}) holds NaN or Inf. Check the inputs, the weights and the "
+                    "precision the model runs in (half precision overflows first)."
+                )
 
     def real_rows(self, record: Record, axis: int) -> Tensor:
         """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""
