@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -67,8 +68,9 @@ def _trace(
                   "error": traced.check.error, "sites": rows, "ignored": ignored}  # fmt: skip
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return
-    table = Table(title=f"{model}: {len(rows)} attention sites", title_justify="left")
-    table.add_column("site", no_wrap=True, overflow="ellipsis", min_width=24)
+    shown.print(f"{len(rows)} attention sites in {model}", markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("site", overflow="fold")  # the only one that may be folded: numbers stay whole
     for column in ("kind", "heads", "shape", "entropy", "on special", "error"):
         table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
     for row in rows:

@@ -200,9 +200,7 @@ def test_bfloat16_within_its_own_tolerance(minilm_path, minilm):
         expected = eager(**batch.inputs, output_attentions=True).attentions
     for site, weights in zip(t.sites, expected, strict=True):
         assert site.weights().dtype == torch.float32
-        torch.testing.assert_close(
-            site.weights(), weights.float() * batch.real[:, None, :, None], atol=2e-2, rtol=0
-        )
+        torch.testing.assert_close(site.weights(), weights.float() * batch.real[:, None, :, None], atol=2e-2, rtol=0)
     assert t.check.error < 2e-2
 
 
@@ -270,5 +268,7 @@ def test_names_of_nested_modules():
         def forward(self, input_ids, attention_mask):
             return last_hidden(self.inner, input_ids, attention_mask)
 
-    t = regard.trace(subject_of(Outer(), lambda m, input_ids, attention_mask: m(input_ids, attention_mask)), padded("right"))
+    t = regard.trace(
+        subject_of(Outer(), lambda m, input_ids, attention_mask: m(input_ids, attention_mask)), padded("right")
+    )
     assert t.sites["inner.encoder.layer.1.attention.self"].index == 1

@@ -113,9 +113,7 @@ def test_rtdl_ft_transformer_folds_heads_into_the_batch(heads):
                 part = slice(head * width, (head + 1) * width)
                 expected = literal(queries[example, :, part], keys[example, :, part], 1 / math.sqrt(width))
                 # the last block asks for [CLS] only
-                torch.testing.assert_close(
-                    site.weights()[example, head], expected[: site.shape[2]], atol=1e-5, rtol=0
-                )
+                torch.testing.assert_close(site.weights()[example, head], expected[: site.shape[2]], atol=1e-5, rtol=0)
 
 
 class Folded(nn.Module):
@@ -136,7 +134,9 @@ class Folded(nn.Module):
             return y.reshape(examples * self.heads, rows, -1)
 
         q, k, v = fold(q), fold(k), fold(v)
-        weights = F.dropout(F.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]), dim=-1), 0.1, self.training)
+        weights = F.dropout(
+            F.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]), dim=-1), 0.1, self.training
+        )
         out = torch.bmm(weights, v)
         axes = (examples, self.heads) if self.order == "example" else (self.heads, examples)
         out = out.view(*axes, rows, -1)

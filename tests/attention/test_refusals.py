@@ -76,7 +76,11 @@ def test_flex_attention():
     model = transformers.LlamaModel(config).eval()
     model.set_attn_implementation("flex_attention")
     subject = regard.module(
-        model, lambda m, ids: m(ids).last_hidden_state[:, -1], features=list("abcde"), readout="last", output="embedding"
+        model,
+        lambda m, ids: m(ids).last_hidden_state[:, -1],
+        features=list("abcde"),
+        readout="last",
+        output="embedding",
     )
     with pytest.raises(errors.OpaqueKernel, match="flex"):
         regard.trace(subject, torch.randint(0, 50, (1, 5)))
@@ -116,7 +120,9 @@ def test_non_finite_inputs_matter_on_real_rows_only():
 
     x = torch.randn(2, ROWS, WIDTH)
     x[:, 4] = torch.nan
-    subject = rows_subject(Masked(), padding=lambda x: torch.tensor([[True, True, True, True, False]]).expand(len(x), -1))
+    subject = rows_subject(
+        Masked(), padding=lambda x: torch.tensor([[True, True, True, True, False]]).expand(len(x), -1)
+    )
     weights = regard.trace(subject, x).sites[0].weights()
     assert weights[:, :, 4].count_nonzero() == weights[..., 4].count_nonzero() == 0
     torch.testing.assert_close(weights[:, :, :4].sum(-1), torch.ones(2, 1, 4))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,16 +66,12 @@ def load(
 
 @contextmanager
 def quiet_unless_terminal() -> Iterator[None]:
-    """transformers draws progress bars; only where somebody can see them."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    if sys.stderr.isatty() or not shown:
+    """transformers draws progress bars; only where somebody can see them. Its log messages still come through."""
+    if sys.stderr.isatty():
         yield
         return
-    transformers.utils.logging.disable_progress_bar()
-    try:
+    with redirect_stderr(io.StringIO()):
         yield
-    finally:
-        transformers.utils.logging.enable_progress_bar()
 
 
 def locate(model: str | Path) -> tuple[str, dict[str, Any]]:

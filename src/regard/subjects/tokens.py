@@ -43,10 +43,10 @@ def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
 
 def tokenize(tokenizer: Any, texts: list[Text], *, limit: int | None, over_limit: OverLimit, padding_side: str) -> Any:
     """A transformers encoding with offsets; the input's length is checked against the limit first."""
+    if len({type(text) for text in texts}) > 1:
+        raise InputError("inputs mixes single texts and pairs: pass one kind at a time.")
     first = [text if isinstance(text, str) else text[0] for text in texts]
     second = None if isinstance(texts[0], str) else [text[1] for text in texts]
-    if second is not None and any(isinstance(text, str) for text in texts):
-        raise InputError("inputs mixes single texts and pairs: pass one kind at a time.")
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerMismatch(
             f"{type(tokenizer).__name__} knows no character offsets, so its tokens cannot be mapped to words. "
