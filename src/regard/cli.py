@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -69,9 +68,9 @@ def _trace(
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return
     shown.print(f"{len(rows)} attention sites in {model}", markup=False, highlight=False, soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("site", overflow="fold")  # the only one that may be folded: numbers stay whole
-    for column in ("kind", "heads", "shape", "entropy", "on special", "error"):
+    for column in ("kind", "heads", "shape", "entropy", "special", "error"):
         table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
     for row in rows:
         shape = "×".join(map(str, row["shape"]))
@@ -79,7 +78,7 @@ def _trace(
         table.add_row(row["site"], row["kind"], str(row["heads"]), shape, *numbers)
     shown.print(table)
     shown.print(
-        "shape: examples × heads × queries × keys. entropy (nats; 0: one key) and share on special tokens: as seen "
+        "shape: examples × heads × queries × keys. entropy (nats; 0: one key) and special (share on special tokens): as seen "
         "from the readout, mean over heads and texts. error: max |A·V − output| / max |output|.",
         style="dim",
     )
