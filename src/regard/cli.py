@@ -78,8 +78,8 @@ def _trace(
         table.add_row(row["site"], row["kind"], str(row["heads"]), shape, *numbers)
     shown.print(table)
     shown.print(
-        "shape: examples × heads × queries × keys. entropy (nats; 0: one key) and special (share on special tokens): as seen "
-        "from the readout, mean over heads and texts. error: max |A·V − output| / max |output|.",
+        "shape: examples × heads × queries × keys. entropy (nats; 0: one key) and special (share on special tokens): "
+        "as seen from the readout, mean over heads and texts. error: max |A·V − output| / max |output|.",
         style="dim",
     )
     for entry in traced.ignored:

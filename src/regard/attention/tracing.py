@@ -166,8 +166,8 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
 
     Example:
         >>> import regard
-        >>> from regard.models import toys
-        >>> t = regard.trace(toys.decisive(), "so so good so")
+        >>> subject = regard.pooled(regard.models.toys.decisive())
+        >>> t = regard.trace(subject, "so so good so")
         >>> t.sites[0].weights().shape  # (example, head, query, key)
         torch.Size([1, 1, 1, 4])
     """
