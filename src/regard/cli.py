@@ -56,8 +56,9 @@ def _trace(
     ] = "error",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    with _waiting(f"loading {model}"):
-        subject = open_subject(model, over_limit=over_limit)  # type: ignore[arg-type]  # it refuses other values
+    if told.is_terminal:  # transformers draws its own progress bars
+        told.print(f"loading {model}", style="dim", markup=False, highlight=False)
+    subject = open_subject(model, over_limit=over_limit)  # type: ignore[arg-type]  # it refuses other values
     with _waiting("tracing"):
         traced = regard.trace(subject, text)
         rows = traced.frame().to_dict(orient="records")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -36,6 +36,14 @@ class Features:
     rows: tuple[int, ...]
     words: tuple[str, ...]
     word: tuple[int | None, ...]
+
+    @classmethod
+    def named(cls, names: Sequence[str], rows: Sequence[int], special: Collection[str]) -> Features:
+        """Features that are whole words or columns: one token each, but for the special ones."""
+        words = tuple(name for name in names if name not in special)
+        count = iter(range(len(words)))
+        word = tuple(None if name in special else next(count) for name in names)
+        return cls(tuple(names), tuple(rows), words, word)
 
     @property
     def special(self) -> tuple[bool, ...]:
@@ -106,6 +114,11 @@ class Subject(Protocol):
     @property
     def special(self) -> Special:
         """What explanations do with special tokens."""
+        ...
+
+    @property
+    def predicts(self) -> bool:
+        """Whether there is a predicted class; a plain encoder has none and needs a target."""
         ...
 
     def encode(self, inputs: Any) -> Batch:

@@ -84,6 +84,8 @@ def test_small_models_agree_with_their_own_eager_attention(twins, side):
         torch.testing.assert_close(site.entropy(r), entropy, atol=1e-4, rtol=0)
         some = site.weights(heads=[2, 0], rows=[5, -1, 3])
         torch.testing.assert_close(some, weights[:, [2, 0]][:, :, [5, 8, 3]], atol=1e-5, rtol=0)
+        mixed = site.weights(rows=[0, 2, 1, 3, 4, 6, 5, 7, 8])  # as many as a full block, in another order
+        torch.testing.assert_close(mixed, weights[:, :, [0, 2, 1, 3, 4, 6, 5, 7, 8]], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -297,6 +297,27 @@ def test_what_is_not_attention_is_listed_and_not_taken_for_it(what, batch):
     assert all(entry.reason for entry in t.ignored)
 
 
+def test_weights_that_are_also_used_for_something_else():
+    class Relative(nn.Module):
+        """Values with learned relative embeddings: the weights multiply parameters first, then the values."""
+
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.table = nn.Linear(WIDTH, 3 * WIDTH), nn.Parameter(torch.randn(ROWS, WIDTH))
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            weights = (q @ k.mT).softmax(-1)
+            return weights @ self.table + weights @ v
+
+    model, x = Relative(), torch.randn(BATCH, ROWS, WIDTH)
+    t = regard.trace(rows_subject(model), x)
+    q, k, _ = model.qkv(x).chunk(3, -1)
+    (site,) = t.sites
+    torch.testing.assert_close(site.weights()[:, 0], literal(q, k, 1.0), atol=1e-6, rtol=0)
+    assert t.ignored == ()
+
+
 def test_soft_capped_eager_scores_with_a_sink_have_row_mass_below_one():
     class Sink(nn.Module):
         def __init__(self):

@@ -187,7 +187,7 @@ def test_a_tokenizer_of_another_model(classifier, smollm, tokenizer):
         regard.text(classifier)
 
 
-def test_what_is_no_model(tmp_path, minilm_path, smollm_path):
+def test_what_is_no_model(tmp_path):
     with pytest.raises(errors.NotAModel, match="does not exist"):
         regard.text(tmp_path / "nowhere")
     with pytest.raises(errors.NotAModel, match=r"without config.json"):
@@ -203,8 +203,6 @@ def test_what_is_no_model(tmp_path, minilm_path, smollm_path):
         regard.causal(tmp_path / "broken.gguf")
     with pytest.raises(errors.NotAModel, match="regard.module"):
         regard.text(lambda x: x)
-    with pytest.raises(errors.SubjectError, match=r"regard\.causal"):
-        regard.text(smollm_path)
 
 
 def test_pickled_weights_are_not_read(tmp_path, classifier, tokenizer):
@@ -222,6 +220,25 @@ def test_a_saved_classifier_comes_back(tmp_path, classifier, tokenizer):
     assert torch.equal(regard.trace(live, "a film").output, regard.trace(loaded, "a film").output)
     assert regard.trace(loaded, "a film", target="good").score.names == ("good",)
     shutil.rmtree(tmp_path)
+
+
+def test_a_decoder_is_sent_to_causal(tmp_path, tokenizer, smollm):
+    config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2)
+    hf.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    for model in (tmp_path, smollm.model):
+        with pytest.raises(errors.SubjectError, match=r"regard\.causal"):
+            regard.text(model, tokenizer)
+
+
+def test_a_gguf_file_is_read_as_an_encoder(smollm_path, smollm):
+    subject = regard.text(smollm_path)
+    t = regard.trace(subject, ["a moving film", "dull"])
+    assert (len(t.sites), subject.reading, subject.predicts) == (30, "mean", False)
+    causal = regard.trace(smollm, "dull")
+    rows = list(t.features[1].rows)
+    torch.testing.assert_close(
+        t.sites[0].weights(rows=rows)[1][:, :, rows], causal.sites[0].weights()[0], atol=1e-5, rtol=0
+    )
 
 
 def test_a_language_model_head_is_sent_to_causal(tokenizer):

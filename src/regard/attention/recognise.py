@@ -22,35 +22,25 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.types import Batch
 
-CONTRACT = {"matmul", "rmatmul", "bmm", "mm", "einsum", "baddbmm"}
-MULTIPLY = {"mul", "rmul", "imul", "multiply"}
+
+def _names(listed: str) -> set[str]:
+    return set(listed.split())
+
+
+CONTRACT = _names("matmul rmatmul bmm mm einsum baddbmm")
+MULTIPLY = _names("mul rmul imul multiply")
 # What leaves the weights what they are, up to shape, type and masking.
-CARRY_WEIGHTS = MULTIPLY | {
-    *("view", "reshape", "view_as", "reshape_as", "permute", "transpose", "swapaxes", "swapdims", "movedim"),
-    *("moveaxis", "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "flatten", "unflatten", "t"),
-    *("T", "mT", "contiguous", "clone", "getitem", "narrow", "chunk", "split", "unbind", "repeat_interleave"),
-    *("to", "type", "type_as", "float", "double", "half", "bfloat16", "dropout", "masked_fill", "where"),
-    *("nan_to_num", "div", "truediv", "itruediv"),
-}
+CARRY_WEIGHTS = MULTIPLY | _names(
+    "view reshape view_as reshape_as permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze expand "
+    "expand_as broadcast_to flatten unflatten t T mT contiguous clone getitem narrow chunk split unbind "
+    "repeat_interleave to type type_as float double half bfloat16 dropout masked_fill where nan_to_num div truediv "
+    "itruediv"
+)
 # What leaves scores a function of one product of activations, element by element.
-CARRY_SCORES = CARRY_WEIGHTS | {
-    *(
-        "add",
-        "radd",
-        "iadd",
-        "sub",
-        "rsub",
-        "isub",
-        "neg",
-        "rdiv",
-        "rtruediv",
-        "tanh",
-        "clamp",
-        "clip",
-        "cat",
-    ),
-    *("concat", "tril", "triu", "gather", "pad", "sqrt", "exp", "pow", "clamp_min", "clamp_max"),
-}
+CARRY_SCORES = CARRY_WEIGHTS | _names(
+    "add radd iadd sub rsub isub neg rdiv rtruediv tanh clamp clip clamp_min clamp_max cat concat tril triu gather pad "
+    "sqrt exp pow"
+)
 FOLLOWED = CONTRACT | CARRY_SCORES | {"softmax", "sum"}
 
 
@@ -72,7 +62,8 @@ class Flow:
     size: int  # of the axis the softmax was taken over
     product: bool  # the scores are a product of two activations
     reason: str | None = None  # why it cannot be attention, where the softmax itself shows it
-    settled: bool = False
+    refused: str | None = None  # why its last use was not
+    settled: bool = False  # one of its uses was attention
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Follower:
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
-        self.fixed = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self.fixed = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
         self.products = WeakIdKeyDictionary()  # scores: tensor → True
         self.flows = WeakIdKeyDictionary()  # weights and what carries them: tensor → Flow
         self.weighted = WeakIdKeyDictionary()  # weights ∘ values, not yet summed: tensor → (weights, values)
@@ -114,7 +105,11 @@ class Follower:
     def ignored(self) -> tuple[Ignored, ...]:
         """What was seen and never became a site."""
         never = "its result never multiplies values over the axis of the softmax"
-        return tuple(Ignored(flow.name, flow.shape, flow.reason or never) for flow in self.seen if not flow.settled)
+        return tuple(
+            Ignored(flow.name, flow.shape, flow.reason or flow.refused or never)
+            for flow in self.seen
+            if not flow.settled
+        )
 
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model, or a view of one."""

@@ -57,9 +57,8 @@ class Given:
         return at_least_float(self.weights[:, heads][:, :, rows])
 
     def sweep(self, rows: Tensor) -> Iterator[Tile]:
-        """A single tile: the weights exist already."""
-        example, head, _, _ = self.shape
-        yield slice(0, example), slice(0, head), slice(0, len(rows)), self.tile(slice(0, head), rows)
+        """All weights of the given rows, a block of rows at a time."""
+        return row_blocks(self, rows)
 
     def map(self, refold: Callable[[Tensor], Tensor]) -> Given:
         """The same with each tensor's first two axes rearranged."""
@@ -120,9 +119,7 @@ class Fused:
         group = self.k.shape[1]
         share = head // group
         if self.lse is None:
-            for block in range(0, len(rows), TILE_ROWS):
-                span = slice(block, min(block + TILE_ROWS, len(rows)))
-                yield slice(0, example), slice(0, head), span, self.tile(slice(0, head), rows[span])
+            yield from row_blocks(self, rows)
             return
         q = at_least_float(self.q[:, :, rows])
         q = torch.cat([q * self.scale, -self.lse[:, :, rows, None].to(q.dtype)], -1)
@@ -160,9 +157,8 @@ class Fused:
             else:
                 scores += mask
         if self.causal:
-            first, last = int(rows[0]), int(rows[-1])
-            if last - first + 1 == len(rows) and end == last + 1:  # the usual tile: a triangle at its end
-                scores[..., first:].masked_fill_(_triangle(len(rows), rows.device), -torch.inf)
+            if end == int(rows[-1]) + 1 and bool((rows.diff() == 1).all()):  # the usual tile: a triangle at its end
+                scores[..., end - len(rows) :].masked_fill_(_triangle(len(rows), rows.device), -torch.inf)
             else:
                 scores.masked_fill_(torch.arange(end, device=rows.device) > rows[:, None], -torch.inf)
 
@@ -377,6 +373,14 @@ class Site:
                     f"so {index} is not there. Choose from 0 to {size - 1}."
                 )
         return torch.tensor([index % size for index in indices], device=self.real.device)
+
+
+def row_blocks(source: Given | Fused, rows: Tensor) -> Iterator[Tile]:
+    """All weights of the given rows, a block of rows at a time."""
+    example, head, _, _ = source.shape
+    for start in range(0, len(rows), TILE_ROWS):
+        span = slice(start, min(start + TILE_ROWS, len(rows)))
+        yield slice(0, example), slice(0, head), span, source.tile(slice(0, head), rows[span])
 
 
 @lru_cache(maxsize=8)

@@ -100,7 +100,7 @@ class Tape(TorchFunctionMode):
             if reason is None:
                 source = Given(mix.weights, mix.values)
                 reason = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
-            mix.flow.reason, mix.flow.settled = reason, mix.flow.settled or reason is None
+            mix.flow.refused, mix.flow.settled = reason, mix.flow.settled or reason is None
         return result
 
     def ignored(self) -> tuple[Ignored, ...]:

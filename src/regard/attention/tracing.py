@@ -143,7 +143,7 @@ class Trace:
         rows = []
         for site in self.sites:
             entropy = share = float("nan")
-            if site.shape[0] == len(self.readout) and site.shape[2] == self.readout.shape[1]:
+            if site.shape[0] == len(self.readout) and (site.shape[2] == self.readout.shape[1] or site.rows is not None):
                 entropy = float(site.entropy(self.readout).mean())
                 looks = site.pull(self.readout)
                 share = float((looks * self.special_keys.to(looks.device)).sum(-1).mean())
@@ -176,7 +176,7 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
     with undisturbed(subject.model):
         tape, output = record(subject, batch, gradients=gradients)
         score = None
-        if gradients or target is not None or _predicts(subject):
+        if gradients or target is not None or subject.predicts:
             with torch.set_grad_enabled(gradients):
                 score = subject.score(output, target, of)
         out_gradients = _differentiate(tape, score) if gradients and score is not None else None
@@ -215,7 +215,7 @@ def measure_readout(subject: Subject, batch: Batch) -> Tensor | None:
         if not output.requires_grad:
             return None
         with torch.enable_grad():
-            if _predicts(subject):
+            if subject.predicts:
                 scalar = subject.score(output, None, "logit").values.sum()
             else:  # an embedding; no cancellation between its channels: each gets a weight of its own
                 scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
@@ -276,11 +276,6 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _predicts(subject: Subject) -> bool:
-    """Whether the subject has a predicted class; a plain encoder has none and needs a target."""
-    return bool(getattr(subject, "predicts", True))
-
-
 def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
     """∂(sum of scores)/∂(A·V) of every site; a site that the score does not depend on has gradient 0."""
     outs = [entry.out for entry in tape.records if entry.out is not None]
@@ -323,7 +318,7 @@ def _verify_readout(subject: Subject, batch: Batch) -> str:
     if rows is None:
         return "not measurable: the output does not depend on the last site"
     score = None
-    if _predicts(subject):
+    if subject.predicts:
         with torch.no_grad():
             score = subject.score(subject.forward(probe), None, "logit")
     declared = subject.readout(probe, score) > 0

@@ -16,15 +16,7 @@ from regard.errors import SubjectError, WrongTarget
 from regard.subjects import targets
 from regard.subjects.loading import load
 from regard.subjects.text import check_options, device_of
-from regard.subjects.tokens import (
-    OverLimit,
-    as_list,
-    check_vocabulary,
-    features_of,
-    position_limit,
-    spread,
-    tokenize,
-)
+from regard.subjects.tokens import OverLimit, Reader, check_vocabulary, position_limit, spread
 from regard.types import Batch, Of, Score, Special, Targets
 
 
@@ -33,35 +25,32 @@ class CausalSubject:
     """A decoder language model with its tokenizer. Made by `regard.causal`."""
 
     model: nn.Module
-    tokenizer: Any
+    reader: Reader
     verbalizer: Mapping[str, str] | None
     special: Special
-    over_limit: OverLimit
-    padding_side: str
 
     @property
-    def limit(self) -> int | None:
-        """The most tokens the model takes."""
-        return position_limit(self.model, self.tokenizer)
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        return self.reader.tokenizer
+
+    @property
+    def predicts(self) -> bool:
+        """There is always a most probable one."""
+        return True
 
     def encode(self, inputs: Any) -> Batch:
         """Prompts to tensors on the model's device; positions count real tokens only."""
-        texts = as_list(inputs, pairs=False)
-        encoding = tokenize(
-            self.tokenizer, texts,
-            limit=self.limit, over_limit=self.over_limit, padding_side=self.padding_side,
-        )  # fmt: skip
-        features = features_of(self.tokenizer, encoding, texts)
-        device = device_of(self.model)
-        ids, mask = encoding["input_ids"].to(device), encoding["attention_mask"].to(device)
-        inputs = {"input_ids": ids, "attention_mask": mask}
+        tensors, features = self.reader.read(inputs, device_of(self.model), pairs=False)
+        mask = tensors["attention_mask"]
+        tensors = {"input_ids": tensors["input_ids"], "attention_mask": mask}
         if "position_ids" in self._accepts:
-            inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
-        return Batch(inputs, mask.bool(), features, (ids.shape[1],))
+            tensors["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+        return Batch(tensors, mask.bool(), features, (mask.shape[1],))
 
     def probe(self, batch: Batch) -> Batch:
         """Two short prompts, one of them padded."""
-        return self.encode(["a probe", "a second, longer probe, so that the first is padded"])
+        return self.encode(["a", "a b c"])
 
     def forward(self, batch: Batch) -> Tensor:
         """Next-token logits ``(example, token)``, or ``(example, class)`` with a verbalizer."""
@@ -145,7 +134,8 @@ def causal(
     check_vocabulary(live, tokenizer)
     if verbalizer is not None and len(verbalizer) < 2:
         raise WrongTarget(f"verbalizer={dict(verbalizer)!r} needs at least two classes.")
-    subject = CausalSubject(live, tokenizer, verbalizer, special, over_limit, padding_side)
+    reader = Reader(tokenizer, position_limit(live, tokenizer), over_limit, padding_side)
+    subject = CausalSubject(live, reader, verbalizer, special)
     for token in (verbalizer or {}).values():
         subject._token(token)
     return subject

@@ -95,12 +95,8 @@ class ModuleSubject:
         return function(**named)
 
     def _features(self, real: Tensor) -> Features:
-        rows = tuple(real.nonzero().squeeze(-1).tolist())
-        names = [self.features[row] for row in rows]
-        words = tuple(name for name in names if name not in self.hidden_features)
-        count = iter(range(len(words)))
-        word = tuple(None if name in self.hidden_features else next(count) for name in names)
-        return Features(tuple(names), rows, words, word)
+        rows = real.nonzero().squeeze(-1).tolist()
+        return Features.named([self.features[row] for row in rows], rows, self.hidden_features)
 
 
 def module(

@@ -35,6 +35,11 @@ class PooledSubject:
         """Number of attention distributions: one for each label, or one."""
         return int(getattr(self.model, "attentions", 1))
 
+    @property
+    def predicts(self) -> bool:
+        """There is always a most probable one."""
+        return True
+
     def encode(self, inputs: Any) -> Batch:
         """Texts, or (text, query) pairs, to ids and masks; start and end marks are added where there are some."""
         texts = as_list(inputs)
@@ -53,7 +58,7 @@ class PooledSubject:
             tensors["query"], tensors["query_real"] = self._padded(questions, device)
             if getattr(self.model, "task", None) == "choice":
                 tensors["candidates"] = self._candidates(contexts, device)
-        features = tuple(self._features(words) for words in marked)
+        features = tuple(Features.named(words, range(len(words)), self._marks()) for words in marked)
         return Batch(tensors, real, features, (ids.shape[1],), queries=(self.attentions,))
 
     def probe(self, batch: Batch) -> Batch:
@@ -100,13 +105,6 @@ class PooledSubject:
     def _candidates(self, contexts: list[Sequence[str]], device: torch.device) -> Tensor:
         """A class can be the answer if its name occurs in the text."""
         return torch.tensor([[label in set(words) for label in self.labels] for words in contexts], device=device)
-
-    def _features(self, marked: list[str]) -> Features:
-        marks = self._marks()
-        words = tuple(word for word in marked if word not in marks)
-        count = iter(range(len(words)))
-        word = tuple(None if token in marks else next(count) for token in marked)
-        return Features(tuple(marked), tuple(range(len(marked))), words, word)
 
 
 def pooled(

@@ -15,21 +15,12 @@ from regard.attention import measure_readout
 from regard.attention.tracing import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.subjects import targets
-from regard.subjects.loading import load, sentence_pooling
-from regard.subjects.tokens import (
-    OverLimit,
-    Text,
-    as_list,
-    check_vocabulary,
-    features_of,
-    position_limit,
-    spread,
-    tokenize,
-)
+from regard.subjects.loading import Task, load, locate, sentence_pooling, task_of
+from regard.subjects.tokens import OverLimit, Reader, Text, check_vocabulary, position_limit, spread
 from regard.types import Batch, Of, Score, Special, Targets
 
 Reading = Literal["first", "last", "mean"]
-PROBE: list[Text] = ["a probe", "a second, longer probe, so that the first is padded"]
+PROBE: list[Text] = ["a", "a b c"]  # short, and one of them padded
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +28,14 @@ class TextSubject:
     """A sequence classifier or a plain encoder, with its tokenizer. Made by `regard.text`."""
 
     model: nn.Module
-    tokenizer: Any
+    reader: Reader
     declared: Reading | None
     special: Special
-    over_limit: OverLimit
-    padding_side: str
 
     @property
-    def limit(self) -> int | None:
-        """The most tokens the model takes."""
-        return position_limit(self.model, self.tokenizer)
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        return self.reader.tokenizer
 
     @property
     def predicts(self) -> bool:
@@ -55,20 +44,9 @@ class TextSubject:
 
     def encode(self, inputs: Any) -> Batch:
         """Texts, or pairs of texts, to tensors on the model's device."""
-        texts = as_list(inputs)
-        encoding = tokenize(
-            self.tokenizer, texts,
-            limit=self.limit, over_limit=self.over_limit, padding_side=self.padding_side,
-        )  # fmt: skip
-        features = features_of(self.tokenizer, encoding, texts)
-        device = device_of(self.model)
-        kept = {
-            name: value.to(device)
-            for name, value in encoding.items()
-            if name not in ("offset_mapping", "special_tokens_mask")
-        }
-        real = kept["attention_mask"].bool()
-        return Batch(kept, real, features, (real.shape[1],))
+        tensors, features = self.reader.read(inputs, device_of(self.model))
+        real = tensors["attention_mask"].bool()
+        return Batch(tensors, real, features, (real.shape[1],))
 
     def probe(self, batch: Batch) -> Batch:
         """Two short texts, one of them padded."""
@@ -152,7 +130,7 @@ def text(
     """A sequence classifier (single texts or pairs) or a plain text encoder as a subject.
 
     Args:
-        model: a live Hugging Face model, a local folder, or a hub name.
+        model: a live Hugging Face model, a local folder, a GGUF file (read as a plain encoder), or a hub name.
         tokenizer: its tokenizer; loaded from beside the model when that is a path or name.
         readout: where the prediction is read: "first" token, "last" token, "mean" of all. None: measured for a
             classifier; for a plain encoder what its sentence-transformers folder says, otherwise "mean".
@@ -169,12 +147,18 @@ def text(
     if readout is not None:
         choose("readout", readout, ("first", "last", "mean"))
     check_options(special, over_limit, padding_side)
-    live, tokenizer = load(model, tokenizer, None, trust_remote_code=trust_remote_code)
+    task: Task | None = None
+    if isinstance(model, (str, Path)):
+        source, options = locate(model)
+        task = "encode" if "gguf_file" in options else task_of(source, options)
+    name = type(model).__name__
+    if task == "generate" or "ForCausalLM" in name or "LMHeadModel" in name:
+        raise SubjectError(f"{model if task else name} predicts next tokens: use regard.causal for it.")
+    live, tokenizer = load(model, tokenizer, task, trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
-    if "ForCausalLM" in type(live).__name__ or "LMHeadModel" in type(live).__name__:
-        raise SubjectError(f"{type(live).__name__} predicts next tokens: use regard.causal for it.")
     readout = readout or sentence_pooling(model)
-    return TextSubject(live, tokenizer, readout, special, over_limit, padding_side)
+    reader = Reader(tokenizer, position_limit(live, tokenizer), over_limit, padding_side)
+    return TextSubject(live, reader, readout, special)
 
 
 def check_options(special: str, over_limit: str, padding_side: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -41,47 +42,73 @@ def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
     return min(limits, default=None)
 
 
-def tokenize(tokenizer: Any, texts: list[Text], *, limit: int | None, over_limit: OverLimit, padding_side: str) -> Any:
-    """A transformers encoding with offsets; the input's length is checked against the limit first."""
-    if len({type(text) for text in texts}) > 1:
-        raise InputError("inputs mixes single texts and pairs: pass one kind at a time.")
-    first = [text if isinstance(text, str) else text[0] for text in texts]
-    second = None if isinstance(texts[0], str) else [text[1] for text in texts]
-    if not getattr(tokenizer, "is_fast", False):
-        raise TokenizerMismatch(
-            f"{type(tokenizer).__name__} knows no character offsets, so its tokens cannot be mapped to words. "
-            "Use a tokenizer of the tokenizers library (transformers.AutoTokenizer gives one)."
-        )
-    if tokenizer.pad_token_id is None and len(texts) > 1 and tokenizer.eos_token_id is None:
-        raise TokenizerMismatch("the tokenizer has no padding token: set tokenizer.pad_token, or pass one text.")
-    before = tokenizer.pad_token
-    try:
-        if before is None:  # what is masked may be any token; the tokenizer is afterwards as it was
-            tokenizer.pad_token = tokenizer.eos_token
-        encoding = tokenizer(
-            first,
-            second,
-            padding=len(texts) > 1,
-            padding_side=padding_side,
-            truncation=over_limit == "truncate" and limit is not None,
-            max_length=limit if over_limit == "truncate" else None,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            return_attention_mask=True,
-            return_tensors="pt",
-            verbose=False,
-        )
-    finally:
-        if before is None:
-            tokenizer.pad_token = None
-    lengths = encoding["attention_mask"].sum(-1)
-    if over_limit == "error" and limit is not None and lengths.max() > limit:
-        number = int(lengths.argmax())
-        raise TooLong(
-            f"inputs[{number}] has {int(lengths.max())} tokens, but the model takes {limit}. "
-            "Pass over_limit='truncate' to cut it, or 'allow' to run it all the same."
-        )
-    return encoding
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A tokenizer with its policies: texts in, tensors and features out.
+
+    Args:
+        tokenizer: of the tokenizers library, which knows character offsets.
+        limit: the most tokens the model takes.
+        over_limit: what to do with a longer text.
+        padding_side: where shorter texts are padded.
+    """
+
+    tokenizer: Any
+    limit: int | None
+    over_limit: OverLimit
+    padding_side: str
+
+    def read(
+        self, inputs: Any, device: torch.device, *, pairs: bool = True
+    ) -> tuple[dict[str, Tensor], tuple[Features, ...]]:
+        """What the model is called with, and what a person sees of each example."""
+        texts = as_list(inputs, pairs=pairs)
+        encoding = self._encode(texts)
+        features = features_of(self.tokenizer, encoding, texts)
+        ours = ("offset_mapping", "special_tokens_mask")
+        return {name: value.to(device) for name, value in encoding.items() if name not in ours}, features
+
+    def _encode(self, texts: list[Text]) -> Any:
+        """A transformers encoding with offsets, within the limit."""
+        tokenizer, cut = self.tokenizer, self.over_limit == "truncate" and self.limit is not None
+        if len({type(text) for text in texts}) > 1:
+            raise InputError("inputs mixes single texts and pairs: pass one kind at a time.")
+        first = [text if isinstance(text, str) else text[0] for text in texts]
+        second = None if isinstance(texts[0], str) else [text[1] for text in texts]
+        if not getattr(tokenizer, "is_fast", False):
+            raise TokenizerMismatch(
+                f"{type(tokenizer).__name__} knows no character offsets, so its tokens cannot be mapped to words. "
+                "Use a tokenizer of the tokenizers library (transformers.AutoTokenizer gives one)."
+            )
+        before = tokenizer.pad_token
+        if before is None and tokenizer.eos_token is None and len(texts) > 1:
+            raise TokenizerMismatch("the tokenizer has no padding token: set tokenizer.pad_token, or pass one text.")
+        try:
+            if before is None:  # what is masked may be any token; the tokenizer is afterwards as it was
+                tokenizer.pad_token = tokenizer.eos_token
+            encoding = tokenizer(
+                first,
+                second,
+                padding=len(texts) > 1,
+                padding_side=self.padding_side,
+                truncation=cut,
+                max_length=self.limit if cut else None,
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+                return_attention_mask=True,
+                return_tensors="pt",
+                verbose=False,
+            )
+        finally:
+            if before is None:
+                tokenizer.pad_token = None
+        lengths = encoding["attention_mask"].sum(-1)
+        if self.over_limit == "error" and self.limit is not None and lengths.max() > self.limit:
+            raise TooLong(
+                f"inputs[{int(lengths.argmax())}] has {int(lengths.max())} tokens, but the model takes {self.limit}. "
+                "Pass over_limit='truncate' to cut it, or 'allow' to run it all the same."
+            )
+        return encoding
 
 
 def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Features, ...]:
