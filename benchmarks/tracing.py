@@ -119,7 +119,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     results = []
     for tokens in options.tokens:
-        ratios = times(tokens, rounds=25 if tokens < 1000 else 9 if tokens < 4000 else 3)
+        ratios = times(tokens, rounds=25 if tokens < 1000 else 7 if tokens < 4000 else 3)
         gib = memory(tokens)
         results.append({"tokens": tokens, "ratios": ratios, "peak GiB": gib})
         cells = [f"{ratios[name]:.2f} ({LIMITS[name].get(tokens, '–')})" for name in ("trace", "trace + pulls")]

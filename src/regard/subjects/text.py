@@ -58,7 +58,8 @@ class TextSubject:
         if (logits := getattr(output, "logits", None)) is not None:
             return checked_logits(logits, self.model)
         hidden: Tensor = output.last_hidden_state
-        return torch.einsum("er,erc->ec", self.readout(batch, None).to(hidden), hidden)
+        pooling = spread(self.declared or "mean", batch.real)
+        return torch.einsum("er,erc->ec", pooling.to(hidden), hidden)
 
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""
