@@ -27,6 +27,7 @@ from rich.table import Table
 
 import regard
 from regard.attention import Trace
+from regard.attention.sites import Fused
 from regard.subjects.causal import CausalSubject
 
 GIB = 2**30
@@ -89,8 +90,8 @@ def peak(name: str, tokens: int, queue: multiprocessing.Queue[tuple[float, float
     kept = contestants(subject, prompt)[name]()
     size = 0.0
     if isinstance(kept, Trace):
-        sources = [site.source for site in kept.sites]
-        tensors = {x.data_ptr(): x for source in sources for x in source.by_row()}
+        tensors = {x.data_ptr(): x for site in kept.sites for x in (site.source.queries, site.source.values)}
+        tensors |= {site.source.k.data_ptr(): site.source.k for site in kept.sites if isinstance(site.source, Fused)}
         size = sum(x.numel() * x.element_size() for x in tensors.values()) / GIB
     queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB, size))
 

@@ -48,9 +48,10 @@ class Given:
         example, head, query, key = self.weights.shape
         return example, head, query, key
 
-    def by_row(self) -> tuple[Tensor, Tensor]:
-        """The tensors whose rows must be finite, by query and by key."""
-        return self.weights, self.values
+    @property
+    def queries(self) -> Tensor:
+        """``(example, head, query, …)``: what must be finite in every real row."""
+        return self.weights
 
     def tile(self, heads: slice, rows: Tensor) -> Tensor:
         """``(example, head, row, key)`` weights of all examples."""
@@ -93,9 +94,10 @@ class Fused:
         example, head, query, _ = self.q.shape
         return example, head, query, self.k.shape[2]
 
-    def by_row(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tensors whose rows must be finite, by query and by key."""
-        return self.q, self.k, self.values
+    @property
+    def queries(self) -> Tensor:
+        """``(example, head, query, …)``: what must be finite in every real row."""
+        return self.q
 
     def tile(self, heads: slice, rows: Tensor) -> Tensor:
         """softmax(q·kᵀ · scale + mask), ``(example, head, row, key)``, for heads of one group or of all groups."""
