@@ -318,6 +318,113 @@ def test_weights_that_are_also_used_for_something_else():
     assert t.ignored == ()
 
 
+class Relative(nn.Module):
+    """Relative value embeddings by einsum: an indexed table, the same for every example."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.table = nn.Linear(WIDTH, 3 * WIDTH), nn.Parameter(torch.randn(2 * ROWS, WIDTH // HEADS))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(len(x), ROWS, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT).softmax(-1)
+        place = torch.arange(ROWS)
+        relative = torch.einsum("bhqk,qkd->bhqd", weights, self.table[place[:, None] - place + ROWS])
+        return (weights @ v + relative).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("batch", [1, 2, ROWS])
+def test_relative_values_are_not_a_second_site(batch):
+    model, x = Relative(), torch.randn(batch, ROWS, WIDTH)
+    t = regard.trace(rows_subject(model), x)
+    q, k, _ = model.qkv(x).view(batch, ROWS, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    (site,) = t.sites
+    torch.testing.assert_close(site.weights(), literal(q, k, 1.0), atol=1e-6, rtol=0)
+
+
+class SharedValues(nn.Module):
+    """Several query heads over one head of keys and values, or over two groups of them."""
+
+    def __init__(self, equations, groups):
+        super().__init__()
+        self.equations, self.groups = equations, groups
+        self.q, self.k, self.v = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 2 * groups), nn.Linear(WIDTH, 2 * groups)
+
+    def split(self, x):
+        q = self.q(x).unflatten(-1, (self.groups, 4 // self.groups, 2))  # example row group head channel
+        return q, self.k(x).unflatten(-1, (self.groups, 2)), self.v(x).unflatten(-1, (self.groups, 2))
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        if self.groups == 1:
+            q, k, v = q[:, :, 0], k[:, :, 0], v[:, :, 0]
+        weights = torch.einsum(self.equations[0], q, k).softmax(-1)
+        return torch.einsum(self.equations[1], weights, v).flatten(2)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("equations", "groups"),
+    [(("bihd,bjd->bhij", "bhij,bjd->bihd"), 1), (("bqgrc,bkgc->bgrqk", "bgrqk,bkgc->bqgrc"), 2)],
+)
+def test_heads_that_share_values_by_einsum(equations, groups, batch):
+    model, x = SharedValues(equations, groups), torch.randn(batch, ROWS, WIDTH)
+    t = regard.trace(rows_subject(model), x, gradients=True, target=lambda y: y[:, 0])
+    q, k, v = model.split(x)
+    q = q.flatten(2, 3).transpose(1, 2)
+    k, v = (y.transpose(1, 2).repeat_interleave(4 // groups, 1) for y in (k, v))
+    expected = literal(q, k, 1.0).detach().requires_grad_()
+    (site,) = t.sites
+    torch.testing.assert_close(site.weights(), expected.detach(), atol=1e-6, rtol=0)
+    (expected @ v).transpose(1, 2).flatten(2).mean(1)[:, 0].sum().backward()
+    torch.testing.assert_close(site.gradients(), expected.grad, atol=1e-6, rtol=0)
+
+
+SPELLINGS = {
+    "softmax axis": lambda e, h: (torch.softmax(e, axis=1)[..., None] * h).sum(1),
+    "sum axis": lambda e, h: (e.softmax(1)[..., None] * h).sum(axis=1),
+    "keepdim": lambda e, h: (e.softmax(1)[..., None] * h).sum(1, keepdim=True)[:, 0],
+    "keepdim by position": lambda e, h: (e.softmax(1)[..., None] * h).sum(1, True)[:, 0],
+    "named operands": lambda e, h: torch.matmul(input=e.softmax(1)[:, None], other=h)[:, 0],
+    "mat2": lambda e, h: torch.bmm(e.softmax(1)[:, None], mat2=h)[:, 0],
+}
+
+
+@pytest.mark.parametrize("how", SPELLINGS)
+def test_other_spellings(how):
+    class Pool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score = nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            return SPELLINGS[how](self.score(x.tanh())[..., 0], x)
+
+    model, x = Pool(), torch.randn(BATCH, ROWS, WIDTH)
+    subject = regard.module(model, lambda m, x: m(x), features=list("abcde"), readout="pool", output="embedding")
+    t = regard.trace(subject, x, gradients=True, target=lambda y: y[:, 0])
+    expected = model.score(x.tanh())[..., 0].softmax(1).detach()
+    torch.testing.assert_close(t.sites[0].weights()[:, 0, 0], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(t.sites[0].gradients()[:, 0, 0], x[..., 0], atol=1e-6, rtol=0)
+
+
+def test_scores_by_baddbmm_with_named_batches():
+    class Alibi(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.bias = nn.Linear(WIDTH, 3 * WIDTH), nn.Parameter(torch.randn(1, ROWS, ROWS))
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = self.bias.expand(len(x), -1, -1).baddbmm(batch1=q, batch2=k.mT, beta=1.0, alpha=0.5)
+            return torch.bmm(scores.softmax(-1), v)
+
+    model, x = Alibi(), torch.randn(BATCH, ROWS, WIDTH)
+    t = regard.trace(rows_subject(model), x)
+    q, k, _ = model.qkv(x).chunk(3, -1)
+    torch.testing.assert_close(t.sites[0].weights()[:, 0], (q @ k.mT / 2 + model.bias).softmax(-1), atol=1e-6, rtol=0)
+
+
 def test_soft_capped_eager_scores_with_a_sink_have_row_mass_below_one():
     class Sink(nn.Module):
         def __init__(self):
@@ -353,6 +460,10 @@ def test_attention_across_the_examples_of_a_batch():
             across = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).reshape(x.shape)
             return self.within(x + across, x, x)[0]
 
-    t = regard.trace(rows_subject(Samples()), torch.randn(BATCH, ROWS, WIDTH))
-    assert [site.kind for site in t.sites] == ["samples", "self"]
-    assert t.sites[0].shape == (1, 2, BATCH, BATCH)
+    for within in (1, 2):  # with two, nn.MultiheadAttention folds heads into the batch
+        model = Samples()
+        model.within = nn.MultiheadAttention(WIDTH, within, batch_first=True)
+        t = regard.trace(rows_subject(model), torch.randn(BATCH, ROWS, WIDTH))
+        assert [site.kind for site in t.sites] == ["samples", "self"]
+        assert t.sites[0].shape == (1, 2, BATCH, BATCH)
+        assert t.sites[1].heads == within

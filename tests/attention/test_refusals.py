@@ -141,6 +141,8 @@ def test_a_site_head_or_row_that_is_not_there():
         t.sites[0].weights(heads=3)
     with pytest.raises(errors.NoSuchPart, match=r"rows=\[0, 9\].*0 to 4"):
         t.sites[0].weights(rows=[0, 9])
+    with pytest.raises(errors.NoSuchPart, match=r"rows=\[\] names no row"):
+        t.sites[0].weights(rows=[])
     with pytest.raises(errors.NoSuchPart, match=r"\(2, 4\).*\(2, 5\)"):
         t.sites[0].pull(torch.ones(2, 4))
     with pytest.raises(errors.NoGradient, match="gradients=True"):
@@ -180,6 +182,109 @@ def test_keys_that_are_not_rows_of_the_input_are_ignored_with_the_reason():
     t = regard.trace(rows_subject(Compressed()), torch.randn(2, ROWS, WIDTH))
     assert len(t.sites) == 1
     assert "3 keys are not rows of the input" in t.ignored[0].reason
+
+
+def test_axes_that_cannot_be_told_apart_are_refused():
+    class ChannelIndependent(nn.Module):
+        """Each of four channels is a series of its own: examples · channels run slower than heads."""
+
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(2, 3 * 4)
+
+        def forward(self, x):  # example row 8
+            series = x.unflatten(-1, (4, 2)).transpose(1, 2).flatten(0, 1)  # example·channel row 2
+            q, k, v = self.qkv(series).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(q, k, v)
+            return out.transpose(1, 2).reshape(len(x), 4, ROWS, 4).transpose(1, 2).flatten(2)
+
+    subject = rows_subject(ChannelIndependent())
+    with pytest.raises(errors.NotReproduced, match="one example at a time"):
+        regard.trace(subject, torch.randn(2, ROWS, WIDTH))  # as many examples as heads
+
+
+def test_the_proof_looks_at_real_rows_of_fixed_length_inputs():
+    from dataclasses import replace
+
+    class Fixed(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            seen = (torch.arange(20) < 6)[None, None, None]
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=seen)[:, 0, :6]
+
+    subject = rows_subject(
+        Fixed(), features=[str(i) for i in range(20)], padding=lambda x: (torch.arange(20) < 6).expand(len(x), -1)
+    )
+    site = regard.trace(subject, torch.randn(2, 20, WIDTH)).sites[0]
+    assert site.proof.error < 1e-5
+    with pytest.raises(errors.NotReproduced):
+        replace(site, source=replace(site.source, scale=5.0, lse=None)).weights()
+
+
+@pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
+def test_rows_that_see_only_a_finite_minus_infinity(low):
+    class Hidden(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            mask = torch.zeros(1, 1, ROWS, ROWS)
+            mask[..., 2, :] = low
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=mask)[:, 0]
+
+    site = regard.trace(rows_subject(Hidden()), torch.randn(2, ROWS, WIDTH)).sites[0]
+    r = torch.eye(ROWS)[2].expand(2, -1)
+    torch.testing.assert_close(site.pull(r), site.weights(rows=2)[:, 0, 0], atol=1e-6, rtol=0)
+
+
+def test_a_model_that_writes_into_the_output_of_a_site():
+    class InPlace(nn.Module):
+        def __init__(self, copy):
+            super().__init__()
+            self.copy, self.one, self.two = copy, Attention(), Attention()
+
+        def forward(self, x):
+            for block in (self.one, self.two):
+                out = block(x)
+                out = out.clone() if self.copy else out
+                out.mul_(x.sigmoid())
+                out += x
+                x = out
+            return x
+
+    models = InPlace(True), InPlace(False)
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(2, ROWS, WIDTH)
+    expected, t = (
+        regard.trace(rows_subject(model), x, gradients=True, target=lambda y: y.square().sum(-1)) for model in models
+    )
+    assert torch.equal(expected.output, t.output)
+    for one, other in zip(expected.sites, t.sites, strict=True):
+        torch.testing.assert_close(one.gradients(), other.gradients(), atol=1e-7, rtol=0)
+
+
+def test_gradients_inside_a_no_grad_block_are_refused():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Attention(), Attention()
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.one(x)
+            return self.two(x)
+
+    subject, x = rows_subject(Frozen()), torch.randn(2, ROWS, WIDTH)
+    assert len(regard.trace(subject, x).sites) == 2
+    with pytest.raises(errors.NoGradient, match=r"site 0 \(one\) runs under torch.no_grad"):
+        regard.trace(subject, x, gradients=True, target=lambda y: y[:, 0])
+
+
+def test_a_mask_with_one_axis():
+    class OneAxis(Attention):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1), attn_mask=torch.arange(ROWS) < 3)
+
+    weights = regard.trace(rows_subject(OneAxis()), torch.randn(2, ROWS, WIDTH)).sites[0].weights()
+    assert weights[..., 3:].count_nonzero() == 0
 
 
 def test_a_wrong_readout_is_an_error():

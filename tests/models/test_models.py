@@ -110,6 +110,17 @@ def test_one_attention_for_each_label_is_read_by_its_label():
     torch.testing.assert_close(both.readout, torch.full((1, 3), 1 / 3))
 
 
+def test_as_many_labels_as_words_are_not_taken_for_padding():
+    torch.manual_seed(0)
+    model = AttentionClassifier(words=len(VOCABULARY), task="multilabel", classes=6, embedding=10, hidden=16)
+    subject = regard.pooled(model, VOCABULARY)
+    together = regard.trace(subject, ["a b c d", "e f"], target="5")  # six rows with <sos> and <eos>, six labels
+    alone = regard.trace(subject, "e f", target="5")
+    looks = together.sites[0].pull(together.readout)[1]
+    torch.testing.assert_close(looks[:4], alone.sites[0].pull(alone.readout)[0], atol=1e-6, rtol=0)
+    assert float(looks.sum()) == pytest.approx(1)
+
+
 def test_only_candidates_can_be_the_answer():
     subject = make("lstm", "tanh", "choice")
     t = regard.trace(subject, [("a b c d", "a x"), ("e f a", "b c d")], of="probability")
@@ -142,6 +153,8 @@ def test_refusals():
         regard.trace(make("lstm", "tanh", "binary"), [("a", "b")])
     with pytest.raises(errors.SubjectError, match="pairs"):
         regard.trace(make("lstm", "tanh", "pair"), "a")
+    with pytest.raises(errors.EmptyInput, match=r"inputs\[1\] has no words"):
+        regard.trace(regard.pooled(toys.decisive(), tokenize=lambda text: text.split("-")[1:]), ["a-b", "a"])
     with pytest.raises(errors.OptionError, match="output"):
         regard.pooled(torch.nn.Linear(2, 2), VOCABULARY)
 

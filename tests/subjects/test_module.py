@@ -84,6 +84,10 @@ def test_inputs_and_functions_that_do_not_fit():
         regard.trace(make(padding=lambda x: torch.ones(2, 2)), torch.randn(2, 3))
     with pytest.raises(errors.SubjectError, match="not a torch.nn.Module"):
         regard.module(print, lambda m, x: x, features=NAMES, readout="mean")
+    with pytest.raises(errors.SubjectError, match="3 columns.*2 labels"):
+        regard.trace(make(labels=["a", "b"]), torch.randn(2, 3))
+    with pytest.raises(errors.SubjectError, match="3 columns.*binary"):
+        regard.trace(make(output="binary", labels=["a", "b"]), torch.randn(2, 3))
     with pytest.raises(errors.WrongTarget, match="no labels"):
         regard.trace(make(), torch.randn(2, 3), target="yes")
     with pytest.raises(errors.NoAttentionFound, match="3 keys are not rows of the input, which has 4"):

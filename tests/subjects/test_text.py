@@ -49,6 +49,20 @@ def test_bytes_level_tokens_map_to_words(smollm):
     assert "".join(features.tokens).replace("\ufffd", "") != ""
 
 
+def test_unknown_words_are_words(minilm):
+    (features,) = minilm.encode("I love 🦄 so much").features
+    assert features.words == ("I", "love", "🦄", "so", "much")
+    assert minilm.encode("☃").features[0].words == ("☃",)
+
+
+def test_odd_white_space_and_joiners(minilm, smollm):
+    (features,) = smollm.encode("a  b\n\nc").features
+    assert features.words == ("a", "b", "c")
+    assert len(features.tokens) == len(features.word)
+    assert smollm.encode("\n\nc").features[0].words[-1] == "c"
+    assert minilm.encode("so\u00adso fine").features[0].words == ("so\u00adso", "fine")
+
+
 def test_the_readout_of_a_classifier_is_measured(subject, tokenizer):
     assert subject.reading == "first"
     t = regard.trace(subject, ["a moving film", "dull"])
@@ -146,7 +160,8 @@ def test_a_plain_encoder_needs_a_target_for_gradients(minilm):
 @pytest.mark.parametrize(
     ("inputs", "error"),
     [("", errors.EmptyInput), ("  \n", errors.EmptyInput), ([], errors.EmptyInput), (["a", ""], errors.EmptyInput),
-     ([3], errors.InputError), (["a", ("b", "c")], errors.InputError), (("a", ""), errors.EmptyInput)],
+     ([3], errors.InputError),
+        (None, errors.InputError), (["a", ("b", "c")], errors.InputError), (("a", ""), errors.EmptyInput)],
 )  # fmt: skip
 def test_empty_and_odd_inputs(minilm, inputs, error):
     with pytest.raises(error, match="inputs"):
@@ -165,6 +180,19 @@ def test_over_the_limit(classifier, tokenizer):
     )  # fmt: skip
     allowed = regard.causal(hf.LlamaForCausalLM(config), tokenizer, over_limit="allow")
     assert regard.trace(allowed, long).sites[0].shape[2] == 102
+
+
+def test_positions_that_begin_after_the_padding(tokenizer):
+    config = hf.RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=34, num_labels=2, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = hf.RobertaForSequenceClassification(config)
+    most = 34 - tokenizer.pad_token_id - 1
+    cut = regard.trace(regard.text(model, tokenizer, over_limit="truncate"), "film " * 100)
+    assert cut.sites[0].shape[2] == most
+    with pytest.raises(errors.TooLong, match=f"takes {most}"):
+        regard.trace(regard.text(model, tokenizer), "film " * 100)
 
 
 @pytest.mark.parametrize(

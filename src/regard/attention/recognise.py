@@ -75,6 +75,7 @@ class Mix:
     out: Tensor
     flow: Flow
     arrange_out: Callable[[Tensor], Tensor]  # what brings the call's own result into that form
+    shared: bool  # the first axis, which is examples, is one of the values, too
 
 
 class Follower:
@@ -95,7 +96,7 @@ class Follower:
             self._start(args, kwargs, result, site_name())
             return None
         if name in CONTRACT:
-            return self._contract(name, args, result)
+            return self._contract(name, args, kwargs, result)
         if name == "sum":
             return self._sum(args, kwargs, result)
         if self.products.data or self.flows.data:  # most calls of a fused model end here
@@ -116,8 +117,8 @@ class Follower:
         return tensor.untyped_storage().data_ptr() in self.fixed
 
     def _start(self, args: Any, kwargs: Any, result: Tensor, name: str) -> None:
-        scores: Tensor = args[0] if args else kwargs["input"]
-        axis = args[1] if len(args) > 1 else kwargs.get("dim")
+        (scores,) = tensors_in(args, kwargs)
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
         if axis is None or not scores.dim():
             return
         flow = Flow(name, tuple(result.shape), result.shape[axis], scores in self.products)
@@ -152,8 +153,8 @@ class Follower:
                 self.weighted[results[0]] = (tensor, other)
             return
 
-    def _contract(self, name: str, args: Any, result: Tensor) -> Mix | None:
-        operands = [tensor for tensor in tensors_in(args, {}) if name != "baddbmm" or tensor is not args[0]]
+    def _contract(self, name: str, args: Any, kwargs: Any, result: Tensor) -> Mix | None:
+        operands = list(tensors_in(args, kwargs))[name == "baddbmm" :]  # the first of baddbmm is what is added
         if len(operands) != 2:
             return None
         if not any(self.is_fixed(tensor) for tensor in operands):
@@ -176,17 +177,17 @@ class Follower:
     def _sum(self, args: Any, kwargs: Any, result: Tensor) -> Mix | None:
         product: Tensor = args[0] if args else kwargs["input"]
         pair = self.weighted.get(product)
-        axes = args[1] if len(args) > 1 else kwargs.get("dim")
+        axes = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
         axes = [axes] if isinstance(axes, int) else axes
-        if pair is None or axes is None or len(axes) != 1 or kwargs.get("keepdim"):
+        if pair is None or axes is None or len(axes) != 1:
             return None
         weights, values = pair
         letters = string.ascii_letters[: product.dim()]
         axis = axes[0] % product.dim()
-        return normal_form(
-            *_broadcast(weights, letters, product), *_broadcast(values, letters, product),
-            result, letters[:axis] + letters[axis + 1 :], self.flows[weights],
-        )  # fmt: skip
+        kept = letters[:axis] + ("." if result.dim() == product.dim() else "") + letters[axis + 1 :]  # keepdim
+        one, w = _broadcast(weights, letters, product)
+        two, v = _broadcast(values, letters, product)
+        return normal_form(one, w, two, v, result, kept, self.flows[weights])
 
 
 def tensors_in(args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -241,20 +242,28 @@ def _broadcast(operand: Tensor, letters: str, product: Tensor) -> tuple[Tensor, 
 
 
 def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o: str, flow: Flow) -> Mix | None:
-    """Bring a contraction, given by the labels of its axes, into the normal form of a `Mix`."""
+    """Bring a contraction, given by the labels of its axes, into the normal form of a `Mix`.
+
+    Axes that the values do not have are queries; of several, the last is, and the others are heads that share their
+    values. An axis labelled "." is what keepdim left.
+    """
+    sizes = {label: size for label, size in zip(o, out.shape, strict=True) if label != "."}
     summed = [label for label in w if label in v and label not in o]
-    lead = [label for label in o if label in w and label in v]
-    query = [label for label in o if label in w and label not in v]
+    query = [label for label in w if label in o and label not in v][-1:]
+    lead = [label for label in sizes if label in w and label not in query]
     channel = [label for label in o if label in v and label not in w]
     if len(summed) != 1 or len(set(w)) != len(w) or {*w, *v} != {*lead, *query, *channel, *summed}:
         return None
-    sizes = dict(zip(o, out.shape, strict=True))
     shape = [sizes[label] for label in lead]
 
     def arrange(x: Tensor, labels: str, *last: list[str]) -> Tensor:
-        order = [labels.index(label) for label in (*lead, *(label for part in last for label in part))]
-        x = x.detach().permute(order)
-        # size-1 axes of an operand that the other one broadcasts over
+        x = x.detach()
+        if "." in labels:
+            x, labels = x.squeeze(labels.index(".")), labels.replace(".", "")
+        for label in lead:
+            if label not in labels:  # heads that share these values
+                x, labels = x.unsqueeze(0), label + labels
+        x = x.permute([labels.index(label) for label in (*lead, *(label for part in last for label in part))])
         x = x.expand(*shape, *x.shape[len(shape) :])
         for position, part in enumerate(last, start=len(shape)):
             if len(part) == 0:
@@ -267,7 +276,12 @@ def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o:
         return arrange(x, o, query, channel)
 
     mix = Mix(
-        arrange(weights, w, query, summed), arrange(values, v, summed, channel), arrange_out(out), flow, arrange_out
+        weights=arrange(weights, w, query, summed),
+        values=arrange(values, v, summed, channel),
+        out=arrange_out(out),
+        flow=flow,
+        arrange_out=arrange_out,
+        shared=not lead or lead[0] in v,
     )
     return mix if mix.weights.shape[-1] <= flow.size else None
 
@@ -278,12 +292,16 @@ def why_not(mix: Mix, batch: Batch, fixed: bool) -> str | None:
     mass = float(mix.weights.detach().sum(-1).amax())
     if mix.flow.reason:
         return mix.flow.reason
+    if not mix.shared:
+        return "the values are the same for every example: they do not depend on the input"
     if fixed:
         return "the values are parameters: they do not depend on the input"
     if mass > 1.02:
         return f"the weights of a row sum to {mass:.3g}: it is not over the axis of the softmax that they mix"
     if mix.flow.product:
-        return None
+        if query == 1 or query in (*lengths, *batch.queries):
+            return None
+        return f"its {query} queries are not rows of the input, which has {' or '.join(map(str, lengths))}"
     if key not in lengths:
         return f"it mixes {key} things, and the input has {' or '.join(map(str, lengths))} rows"
     if query != 1 and query not in (*lengths, *batch.queries):

@@ -120,7 +120,7 @@ class Fused:
         example, head, _, key = self.shape
         group = self.k.shape[1]
         share = head // group
-        if self.lse is None:
+        if self.lse is None or self.lse.abs().max() > 1e4:  # rows that only see a finite "minus infinity" round badly
             yield from row_blocks(self, rows)
             return
         q = at_least_float(self.q[:, :, rows])
@@ -240,8 +240,6 @@ class Site:
         """Recomputed weights × values against the model's own output; done once, before anything is read."""
         example, head, _, _ = self.shape
         shown = self.real[:, self.sample.rows]  # example row
-        if not shown.any():
-            return Proof(0.0, (1.0, 1.0))
         weights = self.source.values.new_zeros(example, head, len(self.sample.rows), self.shape[3], dtype=self._dtype)
         for examples, heads, rows, tile in self.source.sweep(self.sample.rows):
             weights[examples, heads, rows, : tile.shape[-1]] = tile
@@ -368,6 +366,8 @@ class Site:
         if wanted is None:
             return torch.arange(size, device=self.real.device)
         indices = [wanted] if isinstance(wanted, int) else [int(index) for index in wanted]
+        if not indices:
+            raise NoSuchPart(f"{part}s={wanted!r} names no {part}. Leave it out for all {size}.")
         for index in indices:
             if not -size <= index < size:
                 raise NoSuchPart(

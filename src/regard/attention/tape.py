@@ -21,14 +21,15 @@ from torch.overrides import TorchFunctionMode, redispatch_function
 
 from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
 from regard.attention.sites import Fused, Given, Sample
-from regard.errors import NonFinite
+from regard.errors import NoGradient, NonFinite
 from regard.types import Batch
 
 FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
 # How the leading axes of a site are examples and heads. "fold": one axis holds both, and either may run slower;
-# "swap": two axes of the same size. Both are settled by looking at one example alone.
-Doubt = Literal["fold", "swap"] | None
+# "swap": two axes of the same size; "check": there is one reading, but it may be wrong. All are settled by looking at
+# one example alone.
+Doubt = Literal["fold", "swap", "check"] | None
 
 
 @dataclass(eq=False)
@@ -76,6 +77,7 @@ class Tape(TorchFunctionMode):
         self.refused: list[Ignored] = []
         self.left_fast_path = False
         self.opaque: set[str] = set()
+        self.sampled: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See one call; run it; return what it returned."""
@@ -101,7 +103,7 @@ class Tape(TorchFunctionMode):
                 source = Given(mix.weights, mix.values)
                 reason = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
             mix.flow.refused, mix.flow.settled = reason, mix.flow.settled or reason is None
-        return result
+        return self._handed_on(result)
 
     def ignored(self) -> tuple[Ignored, ...]:
         """What looked like attention and was not taken for it."""
@@ -123,6 +125,7 @@ class Tape(TorchFunctionMode):
         lead = query.shape[:-2]
         mask = attn_mask if attn_mask is None else attn_mask.detach()
         if mask is not None:
+            mask = mask[None] if mask.dim() == 1 else mask
             mask = mask.expand(*lead, *mask.shape[-2:]) if len(lead) != 2 else mask
             mask = mask if mask.dim() >= 4 or len(lead) != 2 else mask[(None,) * (4 - mask.dim())]
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -131,7 +134,7 @@ class Tape(TorchFunctionMode):
         if reason is not None:
             shape = (*out.shape[:-1], key.shape[-2])
             self.refused.append(Ignored(self._module_name(), shape, reason))
-        return out
+        return self._handed_on(out)
 
     def _record(
         self, source: Given | Fused, out: Tensor, result: Tensor, learned: bool,
@@ -154,7 +157,7 @@ class Tape(TorchFunctionMode):
             return f"its leading axes {lead} are not {size} examples × heads"
         fold, doubt = arranged
         source = source.map(fold)
-        rows = sampled_rows(query, out.device)
+        rows = self._sampled_rows(query, out.device)
         sample = Sample(rows, fold(out.index_select(-2, rows)))
         record = Record(self._module_name(), source, doubt, across, sample, learned, lambda x: fold(arrange_out(x)))
         self._check_finite(record)
@@ -163,10 +166,27 @@ class Tape(TorchFunctionMode):
         if number == self.leaf:
             torch.set_grad_enabled(True)  # the caller restores it
         if self.keep_outputs or number == self.leaf:
+            if not torch.is_grad_enabled():
+                raise NoGradient(
+                    f"site {number} ({record.name}) runs under torch.no_grad() inside the model, so nothing can be "
+                    "differentiated by it. Take the no_grad block out, or trace without gradients."
+                )
             if not result.requires_grad:
                 result.requires_grad_()
             record.out = result
         return None
+
+    def _sampled_rows(self, queries: int, device: torch.device) -> Tensor:
+        """The middle and the last of the rows that are real in any example."""
+        if queries not in self.sampled:
+            real = self.batch.real.any(0).nonzero().squeeze(-1).tolist()
+            rows = real if queries == self.batch.real.shape[1] else range(queries)
+            self.sampled[queries] = torch.tensor(sorted({rows[len(rows) // 2], rows[-1]}), device=device)
+        return self.sampled[queries]
+
+    def _handed_on(self, result: Tensor) -> Tensor:
+        """What the model goes on with. Where we differentiate by a result, it gets a copy: it may write into it."""
+        return result.clone() if self.records and self.records[-1].out is result else result
 
     def _check_finite(self, record: Record) -> None:
         """Name NaN or Inf where it first comes up.
@@ -188,7 +208,8 @@ class Tape(TorchFunctionMode):
     def real_rows(self, record: Record, axis: int) -> Tensor:
         """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""
         shape, device = record.source.shape, record.source.values.device
-        if tuple(self.batch.real.shape) == (shape[0], shape[axis]):
+        queries_are_rows = axis == 3 or not record.learned  # learned queries are labels or slots, however many
+        if queries_are_rows and tuple(self.batch.real.shape) == (shape[0], shape[axis]):
             return self.batch.real.to(device)
         return torch.ones(shape[0], shape[axis], dtype=torch.bool, device=device)
 
@@ -213,12 +234,6 @@ def relevant_name(func: Any) -> str | None:
         name = getattr(func.__self__, "__name__", "")
     name = str(name).strip("_")
     return name if name in FOLLOWED or "attention" in name or "attn" in name else None
-
-
-@lru_cache(maxsize=64)
-def sampled_rows(queries: int, device: torch.device) -> Tensor:
-    """The middle and the last row: with padding on either side, one of them is real in the longest example."""
-    return torch.tensor(sorted({queries // 2, queries - 1}), device=device)
 
 
 def attend(
@@ -252,7 +267,7 @@ def arrange(
         doubt: Doubt = "swap" if hand_written and n == 2 and lead[1] == examples else None
         return (lambda x: x.unsqueeze(1) if n == 1 else x if n == 2 else x.flatten(1, n - 1)), doubt
     if n == 2 and lead[1] == examples:
-        return swapped, None
+        return swapped, "check"
     if n == 1 and lead[0] % examples == 0:
         return (lambda x: x.unflatten(0, (examples, -1))), "fold"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from regard.errors import (
     NoGradient,
     NonFinite,
     NoSuchPart,
+    NotReproduced,
     OpaqueKernel,
     ReadoutMismatch,
     choose,
@@ -127,7 +129,7 @@ class Trace:
 
         The readout row of each site's weights; with several readout rows their mean, weighted as the readout is.
         """
-        shapes = sorted({site.shape for site in self.sites if site.kind != "samples"})
+        shapes = sorted({site.shape for site in self.sites})
         if len(shapes) > 1:
             raise NoSuchPart(
                 f"the sites have different shapes, {shapes}: use site.pull(readout, per_head=True) for each."
@@ -295,15 +297,34 @@ def _settle(subject: Subject, batch: Batch, tape: Tape) -> None:
     """Which axis is examples, which is heads? Run the fullest example alone and see which reading agrees."""
     example = int(batch.real.sum(-1).argmax())
     alone, _ = record(subject, batch.only(example))
-    for index, (entry, single) in enumerate(zip(tape.records, alone.records, strict=True)):
-        if entry.doubt:
-            other = entry.read_otherwise()
-            if _distance(other, single, example) < _distance(entry, single, example):
-                tape.records[index] = other
+    singles = dict(_counted(alone.records))
+    # where examples attend to one another, an example alone is only nearest to itself
+    far = torch.inf if any(entry.across for entry in tape.records) else 0.05
+    for index, (key, entry) in enumerate(_counted(tape.records)):
+        if not entry.doubt:
+            continue
+        readings = [entry] if entry.doubt == "check" else [entry, entry.read_otherwise()]
+        distances = [_distance(reading, singles.get(key), example) for reading in readings]
+        if min(distances) > far:
+            raise NotReproduced(
+                f"site {index} ({entry.name}): its axes {entry.source.shape} cannot be told apart: no reading of them "
+                "as examples and heads agrees with the example run alone. Trace one example at a time."
+            )
+        tape.records[index] = readings[distances.index(min(distances))]
 
 
-def _distance(entry: Record, single: Record, example: int) -> float:
+def _counted(records: list[Record]) -> Iterator[tuple[tuple[str, int], Record]]:
+    """Records keyed by name and occurrence; attention across examples is not there when an example runs alone."""
+    seen: Counter[str] = Counter()
+    for entry in records:
+        yield (entry.name, -1 if entry.across else seen[entry.name]), entry
+        seen[entry.name] += not entry.across
+
+
+def _distance(entry: Record, single: Record | None, example: int) -> float:
     """How far the weights of one example in the batch are from its weights alone."""
+    if single is None or entry.source.shape[1:] != single.source.shape[1:]:
+        return float("inf")
     _, heads, queries, _ = single.source.shape
     rows = torch.arange(min(queries, 8), device=single.source.values.device)
     one = single.source.tile(slice(0, heads), rows)

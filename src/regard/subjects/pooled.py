@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from regard.errors import OptionError, SubjectError, choose
+from regard.errors import EmptyInput, OptionError, SubjectError, choose
 from regard.subjects import targets
 from regard.subjects.text import device_of
 from regard.subjects.tokens import as_list
@@ -48,6 +48,8 @@ class PooledSubject:
             wanted = "(text, query) pairs" if takes_query else "single texts"
             raise SubjectError(f"inputs: {type(self.model).__name__} takes {wanted}.")
         contexts = [self.split(text if isinstance(text, str) else text[0]) for text in texts]
+        if not all(contexts):
+            raise EmptyInput(f"inputs[{[bool(words) for words in contexts].index(False)}] has no words.")
         marked = [self._marked(words) for words in contexts]
         device = device_of(self.model)
         ids, real = self._padded(marked, device)

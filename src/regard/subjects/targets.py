@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.errors import WrongTarget
+from regard.errors import SubjectError, WrongTarget
 from regard.types import Of, Score, Target, Targets, one_by_one
 
 
@@ -22,14 +22,23 @@ class Head:
             classes), ``regression`` (a number), or ``embedding`` (no classes: the user names the target).
         find: the column of a class name, label or token; raises `WrongTarget`.
         name: what a column is called.
+        size: the number of classes, where it is known.
     """
 
     kind: Literal["softmax", "sigmoid", "binary", "regression", "embedding"]
     find: Callable[[str], int]
     name: Callable[[int], str]
+    size: int | None = None
 
     def columns(self, output: Tensor, of: Of) -> Tensor:
         """``(example, class)``: logit, probability or log-probability of every class."""
+        wanted = 1 if self.kind == "binary" else self.size or output.shape[-1]
+        if output.shape[-1] != wanted:
+            raise SubjectError(
+                f"the model's output has {output.shape[-1]} columns, but a {self.kind} head"
+                + (f" with {self.size} labels" if self.size else "")
+                + f" has {wanted}. Check labels= and output=."
+            )
         if self.kind == "binary":
             output = torch.cat([-output, output], dim=-1)
         if of == "logit":
@@ -49,7 +58,7 @@ def named_head(kind: Literal["softmax", "sigmoid", "binary", "regression"], labe
             raise WrongTarget(f"target={label!r} is not a label of this model. It has {listed(labels)}.")
         return labels.index(label)
 
-    return Head(kind, find, lambda index: labels[index])
+    return Head(kind, find, lambda index: labels[index], len(labels))
 
 
 def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:

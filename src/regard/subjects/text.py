@@ -83,8 +83,11 @@ class TextSubject:
     @cached_property
     def head(self) -> targets.Head:
         """What the columns of the output are; found by running the model on a short text."""
-        with torch.no_grad(), undisturbed(self.model):
-            output = self.model(**self.encode(PROBE).inputs)
+        try:
+            with torch.no_grad(), undisturbed(self.model):
+                output = self.model(**self.encode(PROBE).inputs)
+        except ValueError as problem:  # a classifier that cannot find padding, for one
+            raise SubjectError(f"{type(self.model).__name__} cannot run on two texts: {problem}") from problem
         if getattr(output, "logits", None) is None:
             if getattr(output, "last_hidden_state", None) is None:
                 raise SubjectError(

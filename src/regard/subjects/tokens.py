@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,8 +20,9 @@ def as_list(inputs: Any, *, pairs: bool = True) -> list[Text]:
     """One text or pair, or several, as a list; refuses what is no text or holds none."""
     if isinstance(inputs, str) or (isinstance(inputs, tuple) and all(isinstance(part, str) for part in inputs)):
         inputs = [inputs]
-    if not isinstance(inputs, Sequence):
-        inputs = list(inputs)
+    if not isinstance(inputs, Iterable):
+        raise InputError(f"inputs={inputs!r} is not a text or a list of texts.")
+    inputs = list(inputs)
     if not inputs:
         raise EmptyInput("inputs is empty: pass at least one text.")
     for number, text in enumerate(inputs):
@@ -39,6 +40,11 @@ def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
     config = getattr(model, "config", None)
     said = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
     limits = [limit for limit in said if isinstance(limit, int) and 0 < limit < 10**9]
+    limits += [  # tables of positions that begin to count after the padding's, as RoBERTa's
+        module.num_embeddings - module.padding_idx - 1
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.num_embeddings == said[0] and module.padding_idx is not None
+    ]
     return min(limits, default=None)
 
 
@@ -118,7 +124,8 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
     sentence-piece tokenizers report one or the other.
     """
     special = encoding["special_tokens_mask"].bool()
-    known = torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)
+    # an unknown word is a word all the same
+    known = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     special |= torch.isin(encoding["input_ids"], known)
     found = []
     for number, text in enumerate(texts):
@@ -136,13 +143,16 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
             start, end = encoding["offset_mapping"][number, row].tolist()
             inside = source[start:end]
             start += len(inside) - len(inside.lstrip())  # byte-level tokens begin with their space
-            joins = last is not None and last[:2] == (part, word_ids[row]) and last[2] >= start
-            if joins and words:
-                words[-1] += source[max(start, last[2] if last else start) : end]
+            if start == end and words:  # white space alone belongs to the word before it
+                word.append(len(words) - 1)
+                continue
+            gap = source[last[2] : start] if last is not None and last[0] == part else " "
+            if last is not None and last[:2] == (part, word_ids[row]) and not any(map(str.isspace, gap)):
+                words[-1] += source[last[2] : end]
             else:
-                words.append(source[start:end])
+                words.append(source[start:end] or inside)
             word.append(len(words) - 1)
-            last = (part, word_ids[row], max(end, start))
+            last = (part, word_ids[row], max(end, last[2]) if last is not None and last[0] == part else end)
         tokens = tuple(tokenizer.decode([int(encoding["input_ids"][number, row])]) for row in rows)
         found.append(Features(tokens, tuple(rows), tuple(words), tuple(word)))
         if not words:
