@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 from weakref import WeakKeyDictionary
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.recognise import Ignored
+from regard.attention.running import record, undisturbed
 from regard.attention.sites import Kind, Site
 from regard.attention.tape import Record, Tape
-from regard.errors import (
-    NoAttentionFound,
-    NoGradient,
-    NonFinite,
-    NoSuchPart,
-    NotReproduced,
-    OpaqueKernel,
-    ReadoutMismatch,
-    choose,
-)
+from regard.errors import NoGradient, NoSuchPart, NotReproduced, ReadoutMismatch, choose
 from regard.types import Batch, Features, Of, Score, Special, Subject, Targets
 
 _verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose readout was measured
@@ -230,54 +221,6 @@ def measure_readout(subject: Subject, batch: Batch) -> Tensor | None:
     return rows if rows.any() else None
 
 
-def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None) -> tuple[Tape, Tensor]:
-    """One forward pass under a tape. The caller keeps the model `undisturbed`."""
-    tape = Tape(subject.model, batch, keep_outputs=gradients, leaf=leaf)
-    try:
-        with torch.set_grad_enabled(gradients), _uncompiled(subject.model), tape:
-            output = subject.forward(batch)
-    except Exception as problem:
-        if type(problem).__module__.startswith("torch._dynamo"):
-            raise OpaqueKernel(_advice("it runs compiled code (flex attention, say)", tape)) from problem
-        raise
-    if not tape.records:
-        raise _nothing_found(subject.model, tape)
-    if not output.detach().isfinite().all():
-        broken = [entry.name for entry in tape.records if not entry.sample.out.isfinite().all()]
-        where = f"first seen at site {broken[0]}" if broken else f"after the last site, {tape.records[-1].name}"
-        raise NonFinite(
-            f"the model's output holds NaN or Inf, {where}. Check the inputs, the weights and the precision the model "
-            "runs in (half precision overflows first)."
-        )
-    return tape, output
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the length of a block; modes and random state are afterwards as they were."""
-    # Flags are set one by one: `model.eval()` may do more than it says (merge adapters, for one).
-    modes = [(module, module.training) for module in model.modules()]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-
-@contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Compiled modules run as they were written: compiled code shows no torch functions."""
-    if not any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules()):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
     """∂(sum of scores)/∂(A·V) of every site; a site that the score does not depend on has gradient 0."""
     outs = [entry.out for entry in tape.records if entry.out is not None]
@@ -380,24 +323,3 @@ def _rows_of_queries(entry: Record, readout: Tensor) -> Tensor | None:
     if query == 1 and readout.shape[1] == key > 1 and bool((readout.count_nonzero(-1) == 1).all()):
         return readout.argmax(-1, keepdim=True)
     return None
-
-
-def _nothing_found(model: nn.Module, tape: Tape) -> NoAttentionFound:
-    """The exception for a model in which no site was seen, with what can be said about why."""
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        return OpaqueKernel(_advice("parts of it are scripted (torch.jit.script)", tape))
-    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if backend not in (None, "sdpa", "eager"):
-        return OpaqueKernel(_advice(f"its attention backend is {backend!r}", tape))
-    if tape.opaque:
-        return OpaqueKernel(_advice(f"it calls {', '.join(sorted(tape.opaque))}", tape))
-    return NoAttentionFound(_advice("it has no softmax that mixes values over the rows of the input", tape))
-
-
-def _advice(reason: str, tape: Tape) -> str:
-    seen = "".join(f"\n  {entry.name} {entry.shape}: {entry.reason}" for entry in tape.ignored())
-    return (
-        f"no attention was seen in this model: {reason}. Load it with attn_implementation='sdpa' or 'eager', "
-        "or the original module instead of a scripted or compiled one."
-        + (f" Seen and not taken for attention:{seen}" if seen else "")
-    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import measure_readout
-from regard.attention.tracing import undisturbed
+from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.subjects import targets
 from regard.subjects.loading import Task, load, locate, sentence_pooling, task_of
