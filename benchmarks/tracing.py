@@ -4,7 +4,7 @@
     python benchmarks/tracing.py --tokens 512
 
 Each round runs all contestants in shuffled order; a ratio is the median over rounds of time / time of the bare
-forward of the same round, since machines drift. Memory is the peak of a fresh process less that of the bare forward.
+forward of the same round, since machines drift. Memory is the peak of a fresh process, loading included.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def subject_and_prompt(tokens: int) -> tuple[CausalSubject, str]:
     assert spec.origin is not None
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     subject = regard.causal(file, over_limit="allow")
-    word = " film"  # one token, so the length is exact
-    return subject, (word * tokens).lstrip() if tokens == 1 else word * tokens
+    return subject, " film" * tokens  # one token each, so the length is exact
 
 
 def rollout(traced: Trace) -> torch.Tensor:

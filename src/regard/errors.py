@@ -92,6 +92,14 @@ class NoGradient(SeamError):
     """The target does not depend differentiably on the attention sites."""
 
 
+def non_finite(what: str) -> NonFinite:
+    """The exception for NaN or Inf in ``what``, with the next step."""
+    return NonFinite(
+        f"{what} holds NaN or Inf. Check the inputs, the weights and the precision the model runs in "
+        "(half precision overflows first)."
+    )
+
+
 def choose(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``; raise `OptionError` that lists them otherwise."""
     if value not in choices:

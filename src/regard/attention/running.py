@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.tape import Tape
-from regard.errors import NoAttentionFound, NonFinite, OpaqueKernel
+from regard.errors import NoAttentionFound, OpaqueKernel, non_finite
 from regard.types import Batch, Subject
 
 
@@ -28,10 +28,7 @@ def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int
     if not output.detach().isfinite().all():
         broken = [entry.name for entry in tape.records if not entry.sample.out.isfinite().all()]
         where = f"first seen at site {broken[0]}" if broken else f"after the last site, {tape.records[-1].name}"
-        raise NonFinite(
-            f"the model's output holds NaN or Inf, {where}. Check the inputs, the weights and the precision the model "
-            "runs in (half precision overflows first)."
-        )
+        raise non_finite(f"the model's output ({where})")
     return tape, output
 
 

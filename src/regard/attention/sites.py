@@ -17,7 +17,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
-from regard.errors import NoGradient, NonFinite, NoSuchPart, NotReproduced
+from regard.errors import NoGradient, NoSuchPart, NotReproduced, non_finite
 
 Kind = Literal["self", "cross", "pool", "samples"]
 Rows = int | Sequence[int] | None
@@ -253,10 +253,7 @@ class Site:
         error = float(gap / expected.abs().where(visible, 0).max().clamp_min(1e-30))
         masses = weights.sum(-1)[shown[:, None].expand(-1, head, -1)]
         if not math.isfinite(error):
-            raise NonFinite(
-                f"site {self.index} ({self.name}) holds NaN or Inf. Check the inputs, the weights and the precision "
-                "the model runs in (half precision overflows first)."
-            )
+            raise non_finite(f"site {self.index} ({self.name})")
         if error > TOLERANCE.get(self.sample.out.dtype, 1e-4):
             raise NotReproduced(
                 f"site {self.index} ({self.name}): recomputed weights × values differ from the model's own output by "
@@ -273,7 +270,7 @@ class Site:
         Shape: ``t.sites[3].weights(heads=0, rows=[0, 5])`` is ``(example, 1, 2, key)``.
         """
         chosen, wanted = self._choose("head", heads), self._choose("row", rows)
-        assert self.proof
+        _ = self.proof  # raises if the weights are not the model's
         example, _, _, key = self.shape
         result = torch.zeros(example, len(chosen), len(wanted), key, dtype=self._dtype, device=wanted.device)
         spans = [(0, self.heads)] if heads is None else [(head, head + 1) for head in chosen.tolist()]
@@ -336,7 +333,7 @@ class Site:
 
     def _on_queries(self, r: Tensor) -> Tensor:
         """``r`` on the rows of the input, as weights of this site's queries; padding rows get none."""
-        assert self.proof
+        _ = self.proof  # raises if the weights are not the model's
         example, _, query, key = self.shape
         if self.rows is not None and r.shape == (example, key):
             r = r.gather(1, self.rows.to(r.device))
@@ -350,10 +347,7 @@ class Site:
     def _finite(self, result: Tensor) -> Tensor:
         """Never NaN in place of an answer."""
         if not result.sum().isfinite():
-            raise NonFinite(
-                f"site {self.index} ({self.name}) holds NaN or Inf in some of its rows. Check the inputs, the weights "
-                "and the precision the model runs in."
-            )
+            raise non_finite(f"some row of site {self.index} ({self.name})")
         return result
 
     @property

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, redispatch_function
 
 from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
 from regard.attention.sites import Fused, Given, Sample
-from regard.errors import NoGradient, NonFinite
+from regard.errors import NoGradient, non_finite
 from regard.types import Batch
 
 FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
@@ -200,10 +200,7 @@ class Tape(TorchFunctionMode):
             return
         finite = queries.isfinite().all(-1).all(1) & out.isfinite().all(-1).all(1)
         if not (finite | ~self.real_rows(record, 2)[:, rows]).all():
-            raise NonFinite(
-                f"site {len(self.records)} ({record.name}) holds NaN or Inf. Check the inputs, the weights and the "
-                "precision the model runs in (half precision overflows first)."
-            )
+            raise non_finite(f"site {len(self.records)} ({record.name})")
 
     def real_rows(self, record: Record, axis: int) -> Tensor:
         """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""

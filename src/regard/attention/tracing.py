@@ -200,25 +200,30 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
     )  # fmt: skip
 
 
-def measure_readout(subject: Subject, batch: Batch) -> Tensor | None:
-    """``(example, row)``: True where the output of the last site moves the model's output; None if none does."""
+def measure_readout(subject: Subject, batch: Batch) -> tuple[Tensor | None, Score | None]:
+    """``(example, row)``: True where the output of the last site moves the model's output; None if none does.
+
+    Beside it the score whose gradient was taken, if the subject predicts something.
+    """
+    score = None
     with undisturbed(subject.model):
         first, _ = record(subject, batch)
         tape, output = record(subject, batch, leaf=len(first.records) - 1)
         if not output.requires_grad:
-            return None
+            return None, None
         with torch.enable_grad():
             if subject.predicts:
-                scalar = subject.score(output, None, "logit").values.sum()
+                score = subject.score(output, None, "logit")
+                scalar = score.values.sum()
             else:  # an embedding; no cancellation between its channels: each gets a weight of its own
                 scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
     entry = tape.records[-1]
     assert entry.out is not None
     (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
     if gradient is None:
-        return None
+        return None, score
     rows: Tensor = entry.fold(gradient).ne(0).any(1).any(-1)
-    return rows if rows.any() else None
+    return (rows if rows.any() else None), score
 
 
 def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
@@ -278,13 +283,9 @@ def _distance(entry: Record, single: Record | None, example: int) -> float:
 def _verify_readout(subject: Subject, batch: Batch) -> str:
     """The rows that the subject declares must be those that move the output (decided on a small batch)."""
     probe = subject.probe(batch)
-    rows = measure_readout(subject, probe)
+    rows, score = measure_readout(subject, probe)
     if rows is None:
         return "not measurable: the output does not depend on the last site"
-    score = None
-    if subject.predicts:
-        with torch.no_grad():
-            score = subject.score(subject.forward(probe), None, "logit")
     declared = subject.readout(probe, score) > 0
     if rows.shape[1] == 1 and bool((declared.sum(-1) == 1).all()):
         return "measured"  # the last site computes one row, and one row is read

@@ -24,20 +24,20 @@ AUTO = {
 
 
 def load(
-    model: nn.Module | str | Path, tokenizer: Any, task: Task | None, *, trust_remote_code: bool = False
+    model: nn.Module | str | Path, tokenizer: Any, task: Task, *, trust_remote_code: bool = False
 ) -> tuple[nn.Module, Any]:
     """A model and its tokenizer.
 
     Args:
         model: a live model, or a local folder, a GGUF file or a hub name.
         tokenizer: a live tokenizer, a name or folder, or None to take the one beside the model.
-        task: which head to load; None: the one that the checkpoint was saved with.
+        task: which head to load.
         trust_remote_code: run Python code that comes with the checkpoint. Off unless you say so.
 
     Weights are read from safetensors or GGUF only: a pickle can run code.
     """
     if isinstance(model, nn.Module):
-        if tokenizer is None or (isinstance(tokenizer, (str, Path)) and not tokenizer):
+        if tokenizer is None:
             raise TokenizerMismatch(
                 "tokenizer=None: a live model does not say which tokenizer belongs to it. Pass the tokenizer."
             )
@@ -53,7 +53,6 @@ def load(
     options |= {"trust_remote_code": trust_remote_code}
     try:
         with quiet_unless_terminal():
-            task = task or task_of(source, options)
             live = AUTO[task].from_pretrained(source, use_safetensors=True, **options)
             if tokenizer is None or isinstance(tokenizer, (str, Path)):
                 beside = {} if tokenizer else options
@@ -103,12 +102,18 @@ def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
     return str(model), {}
 
 
-def task_of(source: str, options: dict[str, Any]) -> Task:
+def is_gguf(model: str | Path) -> bool:
+    """Whether a path is a GGUF file, or a folder that holds one."""
+    return "gguf_file" in locate(model)[1]
+
+
+def task_of(model: str | Path, *, trust_remote_code: bool = False) -> Task:
     """What the checkpoint was saved for."""
-    if "gguf_file" in options:
+    if is_gguf(model):
         return "generate"
+    source, _ = locate(model)
     try:
-        config = transformers.AutoConfig.from_pretrained(source, **options)
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as problem:
         raise NotAModel(f"model={source!r} could not be loaded: {problem}") from problem
     classes = " ".join(config.architectures or ())

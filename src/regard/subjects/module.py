@@ -22,7 +22,7 @@ class ModuleSubject:
     model: nn.Module
     call: Callable[..., Tensor]
     features: tuple[str, ...]
-    hidden_features: frozenset[str]
+    special_features: frozenset[str]
     reading: str | int | Sequence[float]
     padding: Callable[..., Tensor] | None
     head: targets.Head
@@ -96,7 +96,7 @@ class ModuleSubject:
 
     def _features(self, real: Tensor) -> Features:
         rows = real.nonzero().squeeze(-1).tolist()
-        return Features.named([self.features[row] for row in rows], rows, self.hidden_features)
+        return Features.named([self.features[row] for row in rows], rows, self.special_features)
 
 
 def module(
@@ -128,6 +128,7 @@ def module(
     """
     if not isinstance(model, nn.Module):
         raise SubjectError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module.")
+    choose("special", special, ("keep", "drop", "renormalise"))
     names = tuple(features)
     if isinstance(readout, str):
         choose("readout", readout, ("first", "last", "mean", "pool"))
@@ -142,7 +143,7 @@ def module(
     if missing := sorted(set(special_features) - set(names)):
         raise OptionError(f"special_features={missing!r} are not among the features.")
     if labels is None:
-        head = targets.Head(output, lambda name: _no_labels(name), str)
+        head = targets.Head(output, _no_labels, str)
     elif output == "embedding":
         raise OptionError("labels: an embedding has no classes. Leave labels out, or say what the output is.")
     else:

@@ -139,6 +139,7 @@ def pooled(
         >>> t.score.names
         ('positive',)
     """
+    choose("special", special, ("keep", "drop", "renormalise"))
     vocabulary = vocabulary if vocabulary is not None else getattr(model, "vocabulary", None)
     if vocabulary is None or "<pad>" not in vocabulary or "<unk>" not in vocabulary:
         raise OptionError("vocabulary must map words to ids, '<pad>' and '<unk>' among them.")

@@ -15,7 +15,7 @@ from regard.attention import measure_readout
 from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.subjects import targets
-from regard.subjects.loading import Task, load, locate, sentence_pooling, task_of
+from regard.subjects.loading import Task, is_gguf, load, sentence_pooling, task_of
 from regard.subjects.tokens import OverLimit, Reader, Text, check_vocabulary, position_limit, spread
 from regard.types import Batch, Of, Score, Special, Targets
 
@@ -110,7 +110,7 @@ class TextSubject:
         if not self.predicts:
             return "mean"
         probe = self.encode(PROBE)
-        rows = measure_readout(self, probe)
+        rows, _ = measure_readout(self, probe)
         readings: tuple[Reading, ...] = ("first", "last", "mean")
         for reading in readings:
             if rows is not None and torch.equal(spread(reading, probe.real) > 0, rows):
@@ -151,13 +151,12 @@ def text(
     if readout is not None:
         choose("readout", readout, ("first", "last", "mean"))
     check_options(special, over_limit, padding_side)
-    task: Task | None = None
-    if isinstance(model, (str, Path)):
-        source, options = locate(model)
-        task = "encode" if "gguf_file" in options else task_of(source, options)
     name = type(model).__name__
+    task: Task = "encode"
+    if isinstance(model, (str, Path)) and not is_gguf(model):
+        name, task = str(model), task_of(model, trust_remote_code=trust_remote_code)
     if task == "generate" or "ForCausalLM" in name or "LMHeadModel" in name:
-        raise SubjectError(f"{model if task else name} predicts next tokens: use regard.causal for it.")
+        raise SubjectError(f"{name} predicts next tokens: use regard.causal for it.")
     live, tokenizer = load(model, tokenizer, task, trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
     readout = readout or sentence_pooling(model)
