@@ -298,13 +298,13 @@ def why_not(mix: Mix, batch: Batch, fixed: bool) -> str | None:
         return "the values are parameters: they do not depend on the input"
     if mass > 1.02:
         return f"the weights of a row sum to {mass:.3g}: it is not over the axis of the softmax that they mix"
+    known = query == 1 or query in (*lengths, *batch.queries)
+    rows = " or ".join(map(str, lengths))
     if mix.flow.product:
-        if query == 1 or query in (*lengths, *batch.queries):
-            return None
-        return f"its {query} queries are not rows of the input, which has {' or '.join(map(str, lengths))}"
+        return None if known else f"its {query} queries are not rows of the input, which has {rows}"
     if key not in lengths:
-        return f"it mixes {key} things, and the input has {' or '.join(map(str, lengths))} rows"
-    if query != 1 and query not in (*lengths, *batch.queries):
+        return f"it mixes {key} things, and the input has {rows} rows"
+    if not known:
         return f"{query} learned queries: attention pools and mixtures of experts look the same here"
     lead = mix.weights.shape[:-2] or (1,)
     if lead[0] != len(batch) or any(size in lengths and size > 1 for size in lead[1:]):

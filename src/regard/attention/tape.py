@@ -125,9 +125,9 @@ class Tape(TorchFunctionMode):
         lead = query.shape[:-2]
         mask = attn_mask if attn_mask is None else attn_mask.detach()
         if mask is not None:
-            mask = mask[None] if mask.dim() == 1 else mask
-            mask = mask.expand(*lead, *mask.shape[-2:]) if len(lead) != 2 else mask
-            mask = mask if mask.dim() >= 4 or len(lead) != 2 else mask[(None,) * (4 - mask.dim())]
+            mask = mask[(None,) * (query.dim() - mask.dim())]  # as many axes as q has
+            if len(lead) != 2:  # examples and heads are still to be told apart: nothing may be broadcast
+                mask = mask.expand(*lead, *mask.shape[-2:])
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         source = Fused(query.detach(), key.detach(), value.detach(), mask, is_causal, scale, lse)
         reason = self._record(source, out.detach(), out, learned=False)

@@ -15,8 +15,16 @@ from torch import Tensor, nn
 from regard.errors import SubjectError, WrongTarget
 from regard.subjects import targets
 from regard.subjects.loading import load
-from regard.subjects.text import check_options, device_of
-from regard.subjects.tokens import OverLimit, Reader, check_vocabulary, position_limit, spread
+from regard.subjects.tokens import (
+    PROBE,
+    OverLimit,
+    Reader,
+    check_options,
+    check_vocabulary,
+    device_of,
+    position_limit,
+    spread,
+)
 from regard.types import Batch, Of, Score, Special, Targets
 
 
@@ -50,7 +58,7 @@ class CausalSubject:
 
     def probe(self, batch: Batch) -> Batch:
         """Two short prompts, one of them padded."""
-        return self.encode(["a", "a b c"])
+        return self.encode(PROBE)
 
     def forward(self, batch: Batch) -> Tensor:
         """Next-token logits ``(example, token)``, or ``(example, class)`` with a verbalizer."""

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import EmptyInput, OptionError, SubjectError, choose
 from regard.subjects import targets
-from regard.subjects.text import device_of
-from regard.subjects.tokens import as_list
+from regard.subjects.tokens import as_list, device_of
 from regard.types import Batch, Features, Of, Score, Special, Targets
 
 Output = Literal["binary", "softmax", "sigmoid", "regression"]

@@ -16,11 +16,20 @@ from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.subjects import targets
 from regard.subjects.loading import Task, is_gguf, load, sentence_pooling, task_of
-from regard.subjects.tokens import OverLimit, Reader, Text, check_vocabulary, position_limit, spread
+from regard.subjects.tokens import (
+    PROBE,
+    OverLimit,
+    Reader,
+    Text,
+    check_options,
+    check_vocabulary,
+    device_of,
+    position_limit,
+    spread,
+)
 from regard.types import Batch, Of, Score, Special, Targets
 
 Reading = Literal["first", "last", "mean"]
-PROBE: list[Text] = ["a", "a b c"]  # short, and one of them padded
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,20 +171,6 @@ def text(
     readout = readout or sentence_pooling(model)
     reader = Reader(tokenizer, position_limit(live, tokenizer), over_limit, padding_side)
     return TextSubject(live, reader, readout, special)
-
-
-def check_options(special: str, over_limit: str, padding_side: str) -> None:
-    """Refuse what is not one of the choices."""
-    choose("special", special, ("keep", "drop", "renormalise"))
-    choose("over_limit", over_limit, ("error", "truncate", "allow"))
-    choose("padding_side", padding_side, ("left", "right"))
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the inputs go: to the embedding. A model spread over devices moves the rest itself."""
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    parameter = next((embedding or model).parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def checked_logits(logits: Tensor, model: nn.Module) -> Tensor:

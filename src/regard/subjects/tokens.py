@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.errors import EmptyInput, InputError, TokenizerMismatch, TooLong
+from regard.errors import EmptyInput, InputError, TokenizerMismatch, TooLong, choose
 from regard.types import Features
 
 Text = str | tuple[str, str]
 OverLimit = Literal["error", "truncate", "allow"]
+PROBE: list[Text] = ["a", "a b c"]  # short, and one of them padded
 
 
 def as_list(inputs: Any, *, pairs: bool = True) -> list[Text]:
@@ -158,6 +159,20 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
         if not words:
             raise EmptyInput(f"inputs[{number}]={text!r} has no tokens but special ones.")
     return tuple(found)
+
+
+def check_options(special: str, over_limit: str, padding_side: str) -> None:
+    """Refuse what is not one of the choices."""
+    choose("special", special, ("keep", "drop", "renormalise"))
+    choose("over_limit", over_limit, ("error", "truncate", "allow"))
+    choose("padding_side", padding_side, ("left", "right"))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the inputs go: to the embedding. A model spread over devices moves the rest itself."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    parameter = next((embedding or model).parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def check_vocabulary(model: nn.Module, tokenizer: Any) -> None:
