@@ -36,7 +36,7 @@ def main() -> None:
     parts = []
     for example, (text, features) in enumerate(zip(TEXTS, t.features, strict=True)):
         seen = looks[:, example]  # site head key
-        on_special = (seen * t.special_keys[example]).sum(-1)  # site head
+        on_special = (seen * t.special_keys(t.sites[-1])[example]).sum(-1)  # site head
         on_words = torch.stack([seen[:, :, rows].sum(-1) for rows in features.rows_of_words], -1)  # site head word
         favourites = [[features.words[word] for word in layer] for layer in on_words.argmax(-1).tolist()]
         shares = on_words.mean((0, 1)).tolist()

@@ -52,7 +52,7 @@ def test_the_frame_is_what_the_weights_say(minilm):
     t = regard.trace(minilm, ["a moving film", "dull"])
     weights = t.sites[2].weights()
     looks = (weights * t.readout[:, None, :, None]).sum(2).mean(1)
-    special = t.special_keys
+    special = t.special_keys(t.sites[-1])
     assert special.sum(-1).tolist() == [2, 2]
     row = t.frame().iloc[2]
     assert row["special_share"] == pytest.approx(float((looks * special).sum(-1).mean()), abs=1e-5)

@@ -58,34 +58,53 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A second sequence that attention runs over: what an encoder read, the regions of a picture.
+
+    Args:
+        real: ``(example, row)``, False at padding.
+        features: one record for each example.
+    """
+
+    real: Tensor
+    features: tuple[Features, ...]
+
+
+@dataclass(frozen=True)
 class Batch:
     """Encoded examples: what the model is called with, and how its rows are to be read.
 
     Args:
-        inputs: what the subject's forward takes.
-        real: ``(example, row)``, False at padding.
+        inputs: what the subject's forward takes; the first axis of tensors is examples.
+        real: ``(example, row)``, False at padding: the rows that the prediction is read from are among these.
         features: one record for each example.
-        lengths: the sequence lengths attention may run over in this batch; the first is ``real.shape[1]``.
         queries: numbers of query rows that attention pools may have, besides 1 and ``lengths``.
+        source: the second sequence of models that have two.
     """
 
     inputs: Mapping[str, Any]
     real: Tensor
     features: tuple[Features, ...]
-    lengths: tuple[int, ...]
     queries: tuple[int, ...] = ()
+    source: Source | None = None
 
     def __len__(self) -> int:
         return len(self.features)
 
-    def only(self, example: int) -> Batch:
-        """The batch of a single example, padded as it was here (first dimensions are examples)."""
-        size, one = len(self), slice(example, example + 1)
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The sequence lengths that attention may run over: of the rows, and of the source."""
+        return (self.real.shape[1],) if self.source is None else (self.real.shape[1], self.source.real.shape[1])
+
+    def pick(self, examples: Sequence[int]) -> Batch:
+        """The batch of these examples, in this order, padded as they were here; one may be there several times."""
+        size, wanted = len(self), list(examples)
         inputs = {
-            name: value[one] if getattr(value, "ndim", 0) and len(value) == size else value
+            name: value[wanted] if getattr(value, "ndim", 0) and len(value) == size else value
             for name, value in self.inputs.items()
         }
-        return Batch(inputs, self.real[one], self.features[one], self.lengths, self.queries)
+        source = self.source and Source(self.source.real[wanted], tuple(self.source.features[i] for i in wanted))
+        return Batch(inputs, self.real[wanted], tuple(self.features[i] for i in wanted), self.queries, source)
 
 
 @dataclass(frozen=True)
@@ -126,7 +145,7 @@ class Subject(Protocol):
         ...
 
     def probe(self, batch: Batch) -> Batch:
-        """A small batch on which the readout can be measured; ``batch.only(0)`` will do."""
+        """A small batch on which the readout can be measured; ``batch.pick([0])`` will do."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.errors import NoGradient, NoSuchPart, NotReproduced, non_finite
 
-Kind = Literal["self", "cross", "pool", "samples"]
+Kind = Literal["self", "encoder", "decoder", "cross", "pool", "samples"]
 Rows = int | Sequence[int] | None
 # examples, heads, and which of the rows asked for; their weights (example, head, row, key)
 Tile = tuple[slice, slice, slice, Tensor]
@@ -199,7 +199,8 @@ class Site:
     Args:
         index: its place in the order of execution.
         name: path of the module that was executing.
-        kind: ``self``, ``cross``, ``pool`` (one distribution for the whole input) or ``samples`` (across examples).
+        kind: ``self``, ``pool`` (one distribution for the whole input) or ``samples`` (across examples); in models
+            with a second sequence ``encoder`` (over the source), ``decoder`` (over the rows) or ``cross`` (between).
         source: where the weights come from.
         real: ``(example, query)``, False at padding rows, whose weights are 0 by definition.
         real_keys: ``(example, key)``, False at padding keys.

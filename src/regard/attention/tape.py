@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -179,8 +179,10 @@ class Tape(TorchFunctionMode):
     def _sampled_rows(self, queries: int, device: torch.device) -> Tensor:
         """The middle and the last of the rows that are real in any example."""
         if queries not in self.sampled:
-            real = self.batch.real.any(0).nonzero().squeeze(-1).tolist()
-            rows = real if queries == self.batch.real.shape[1] else range(queries)
+            rows: Sequence[int] = range(queries)
+            for sequence in (self.batch, self.batch.source):
+                if sequence is not None and queries == sequence.real.shape[1]:
+                    rows = sequence.real.any(0).nonzero().squeeze(-1).tolist()
             self.sampled[queries] = torch.tensor(sorted({rows[len(rows) // 2], rows[-1]}), device=device)
         return self.sampled[queries]
 
@@ -205,9 +207,10 @@ class Tape(TorchFunctionMode):
     def real_rows(self, record: Record, axis: int) -> Tensor:
         """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""
         shape, device = record.source.shape, record.source.values.device
-        queries_are_rows = axis == 3 or not record.learned  # learned queries are labels or slots, however many
-        if queries_are_rows and tuple(self.batch.real.shape) == (shape[0], shape[axis]):
-            return self.batch.real.to(device)
+        if axis == 3 or not record.learned:  # learned queries are labels or slots, however many
+            for sequence in (self.batch, self.batch.source):
+                if sequence is not None and tuple(sequence.real.shape) == (shape[0], shape[axis]):
+                    return sequence.real.to(device)
         return torch.ones(shape[0], shape[axis], dtype=torch.bool, device=device)
 
     def _module_name(self) -> str:

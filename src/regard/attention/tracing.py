@@ -17,7 +17,7 @@ from regard.attention.running import record, undisturbed
 from regard.attention.sites import Kind, Site
 from regard.attention.tape import Record, Tape
 from regard.errors import NoGradient, NoSuchPart, NotReproduced, ReadoutMismatch, choose
-from regard.types import Batch, Features, Of, Score, Special, Subject, Targets
+from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets
 
 _verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose readout was measured
 
@@ -88,6 +88,7 @@ class Trace:
         readout: ``(example, row)``: from which query rows of the last site the prediction is read; sums to 1.
         real: ``(example, row)``, False at padding.
         features: what a person sees of each example.
+        source: the same of the second sequence, in models that have two.
         special: what explanations are to do with special tokens.
         output: what the model said, ``(example, class)``.
         score: the scalar that is explained, if there is a target.
@@ -100,6 +101,7 @@ class Trace:
     readout: Tensor
     real: Tensor
     features: tuple[Features, ...]
+    source: Source | None
     special: Special
     output: Tensor
     score: Score | None
@@ -107,13 +109,9 @@ class Trace:
     check: Check
     ignored: tuple[Ignored, ...]
 
-    @property
-    def special_keys(self) -> Tensor:
-        """``(example, row)``: True where a special token sits."""
-        keys = torch.zeros_like(self.real)
-        for example, features in enumerate(self.features):
-            keys[example, [row for row, odd in zip(features.rows, features.special, strict=True) if odd]] = True
-        return keys
+    def special_keys(self, site: Site) -> Tensor:
+        """``(example, key)``: True where a special token sits among the keys of a site."""
+        return special_keys(self.real, self.features, self.source, site.shape[3])
 
     def looks(self) -> Tensor:
         """``(site, example, head, key)``: where the readout looks, for traces whose sites all have the same shape.
@@ -139,7 +137,7 @@ class Trace:
             if site.shape[0] == len(self.readout) and (site.shape[2] == self.readout.shape[1] or site.rows is not None):
                 entropy = float(site.entropy(self.readout).mean())
                 looks = site.pull(self.readout)
-                share = float((looks * self.special_keys.to(looks.device)).sum(-1).mean())
+                share = float((looks * self.special_keys(site).to(looks.device)).sum(-1).mean())
             row = (site.name, site.kind, site.heads, site.shape, entropy, share, site.proof.error)
             rows.append(dict(zip(FRAME, row, strict=True)))
         return pd.DataFrame(rows)
@@ -183,7 +181,7 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
         Site(
             index,
             entry.name,
-            _kind(entry, readout),
+            _kind(entry, readout, batch),
             entry.source,
             tape.real_rows(entry, 2),
             tape.real_rows(entry, 3),
@@ -195,9 +193,19 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
     )
     check = Check(sites, _verified[subject], tape.left_fast_path)
     return Trace(
-        sites, readout, batch.real, batch.features, subject.special, output.detach(), score, of, check,
-        tape.ignored(),
+        sites, readout, batch.real, batch.features, batch.source, subject.special, output.detach(), score, of,
+        check, tape.ignored(),
     )  # fmt: skip
+
+
+def special_keys(real: Tensor, features: tuple[Features, ...], source: Source | None, keys: int) -> Tensor:
+    """``(example, key)``: True where a special token sits among so many keys, which tell the sequence."""
+    if source is not None and keys == source.real.shape[1]:
+        real, features = source.real, source.features
+    special = torch.zeros_like(real)
+    for example, entry in enumerate(features):
+        special[example, [row for row, odd in zip(entry.rows, entry.special, strict=True) if odd]] = True
+    return special
 
 
 def measure_readout(subject: Subject, batch: Batch) -> tuple[Tensor | None, Score | None]:
@@ -244,7 +252,7 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
 def _settle(subject: Subject, batch: Batch, tape: Tape) -> None:
     """Which axis is examples, which is heads? Run the fullest example alone and see which reading agrees."""
     example = int(batch.real.sum(-1).argmax())
-    alone, _ = record(subject, batch.only(example))
+    alone, _ = record(subject, batch.pick([example]))
     singles = dict(_counted(alone.records))
     # where examples attend to one another, an example alone is only nearest to itself
     far = torch.inf if any(entry.across for entry in tape.records) else 0.05
@@ -308,14 +316,18 @@ def _rows(mask: Tensor) -> str:
     return f"{shown}, … ({len(rows)} in all)" if len(rows) > 8 else shown
 
 
-def _kind(entry: Record, readout: Tensor) -> Kind:
-    """self, cross, pool or samples, by what the rows and keys are."""
+def _kind(entry: Record, readout: Tensor, batch: Batch) -> Kind:
+    """By which sequences the queries and keys are rows of."""
     _, _, query, key = entry.source.shape
     if entry.across:
         return "samples"
-    if entry.learned or (query == 1 and key > 1 and readout.shape[1] == 1):
+    if entry.learned or (query == 1 and key > 1 and readout.shape[1] == 1 and batch.source is None):
         return "pool"
-    return "self" if query == key or _rows_of_queries(entry, readout) is not None else "cross"
+    if query != key and _rows_of_queries(entry, readout) is None:
+        return "cross"
+    if batch.source is None:
+        return "self"
+    return "encoder" if key == batch.source.real.shape[1] else "decoder"
 
 
 def _rows_of_queries(entry: Record, readout: Tensor) -> Tensor | None:

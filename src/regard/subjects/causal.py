@@ -54,7 +54,7 @@ class CausalSubject:
         tensors = {"input_ids": tensors["input_ids"], "attention_mask": mask}
         if "position_ids" in self._accepts:
             tensors["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
-        return Batch(tensors, mask.bool(), features, (mask.shape[1],))
+        return Batch(tensors, mask.bool(), features)
 
     def probe(self, batch: Batch) -> Batch:
         """Two short prompts, one of them padded."""

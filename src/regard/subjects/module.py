@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import EmptyInput, InputError, OptionError, SubjectError, WrongTarget, choose
 from regard.subjects import targets
 from regard.subjects.tokens import spread
-from regard.types import Batch, Features, Of, Score, Special, Targets
+from regard.types import Batch, Features, Of, Score, Source, Special, Targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,8 @@ class ModuleSubject:
     special_features: frozenset[str]
     reading: str | int | Sequence[float]
     padding: Callable[..., Tensor] | None
+    source: tuple[str, ...] | None
+    source_padding: Callable[..., Tensor] | None
     head: targets.Head
     special: Special
 
@@ -45,19 +47,18 @@ class ModuleSubject:
             raise InputError(f"inputs disagree on the number of examples (their first axis): {sizes}.")
         size, rows = next(iter(sizes.values())), len(self.features)
         device = next((x.device for x in named.values() if isinstance(x, Tensor)), torch.device("cpu"))
-        real = torch.ones(size, rows, dtype=torch.bool, device=device)
-        if self.padding is not None:
-            real = self._call(self.padding, named)
-            if real.dtype != torch.bool or tuple(real.shape) != (size, rows):
-                raise SubjectError(
-                    f"padding returned {real.dtype} {tuple(real.shape)}; it must return a bool tensor of shape "
-                    f"{(size, rows)}, True where a row is real."
-                )
-        return Batch(named, real, tuple(self._features(one) for one in real), (rows,))
+        shape = torch.Size([size, rows])
+        real = self._real("padding", self.padding, named, shape, device)
+        source = None
+        if self.source is not None:
+            shape = torch.Size([size, len(self.source)])
+            seen = self._real("source_padding", self.source_padding, named, shape, device)
+            source = Source(seen, tuple(self._features(self.source, one) for one in seen))
+        return Batch(named, real, tuple(self._features(self.features, one) for one in real), source=source)
 
     def probe(self, batch: Batch) -> Batch:
         """The first example."""
-        return batch.only(0)
+        return batch.pick([0])
 
     def forward(self, batch: Batch) -> Tensor:
         """What the user's function returns: ``(example, class)``; a single axis becomes one column."""
@@ -94,9 +95,24 @@ class ModuleSubject:
             return function(*named.values())
         return function(**named)
 
-    def _features(self, real: Tensor) -> Features:
+    def _real(
+        self, name: str, padding: Callable[..., Tensor] | None, named: Mapping[str, Any], shape: torch.Size,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        """``(example, row)``: what the user's function says, or all of them."""
+        if padding is None:
+            return torch.ones(shape, dtype=torch.bool, device=device)
+        real = self._call(padding, named)
+        if real.dtype != torch.bool or real.shape != shape:
+            raise SubjectError(
+                f"{name} returned {real.dtype} {tuple(real.shape)}; it must return a bool tensor of shape "
+                f"{tuple(shape)}, True where a row is real."
+            )
+        return real  # type: ignore[no-any-return]
+
+    def _features(self, names: tuple[str, ...], real: Tensor) -> Features:
         rows = real.nonzero().squeeze(-1).tolist()
-        return Features.named([self.features[row] for row in rows], rows, self.special_features)
+        return Features.named([names[row] for row in rows], rows, self.special_features)
 
 
 def module(
@@ -106,6 +122,8 @@ def module(
     features: Sequence[str],
     readout: Literal["first", "last", "mean", "pool"] | int | Sequence[float],
     padding: Callable[..., Tensor] | None = None,
+    source: Sequence[str] | None = None,
+    source_padding: Callable[..., Tensor] | None = None,
     special_features: Sequence[str] = (),
     labels: Sequence[str] | None = None,
     output: Literal["softmax", "sigmoid", "binary", "regression", "embedding"] = "softmax",
@@ -121,6 +139,9 @@ def module(
         readout: which rows the prediction is read from: "first", "last", "mean", a row, or one weight for each row;
             "pool" if it is read from a single attention over all rows.
         padding: ``padding(*inputs)`` returns ``(example, row)`` bool, True where a row is real.
+        source: names of the rows of a second sequence, for models that have two: what the encoder of an
+            encoder–decoder reads, the regions of a picture beside a text.
+        source_padding: the same as ``padding``, for the source.
         special_features: those of the features that stand for no part of the input, such as "[CLS]".
         labels: names of the classes.
         output: what the columns of the output are; "embedding" means that every target is a function.
@@ -140,7 +161,12 @@ def module(
             f"readout has {len(readout)} weights that sum to {sum(readout):.4g}; it needs one for each of the "
             f"{len(names)} rows in features, none negative, summing to 1."
         )
-    if missing := sorted(set(special_features) - set(names)):
+    if source is not None and len(source) == len(names):
+        raise OptionError(
+            f"source has {len(source)} rows, as many as features: attention over one could not be told from attention "
+            "over the other. Pad one of them by a row."
+        )
+    if missing := sorted(set(special_features) - {*names, *(source or ())}):
         raise OptionError(f"special_features={missing!r} are not among the features.")
     if labels is None:
         head = targets.Head(output, _no_labels, str)
@@ -149,7 +175,8 @@ def module(
     else:
         head = targets.named_head(output, tuple(labels))
     return ModuleSubject(
-        model, forward, names, frozenset(special_features), readout, padding, head, special
+        model, forward, names, frozenset(special_features), readout, padding,
+        None if source is None else tuple(source), source_padding, head, special,
     )  # fmt: skip
 
 

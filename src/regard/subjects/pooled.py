@@ -60,11 +60,11 @@ class PooledSubject:
             if getattr(self.model, "task", None) == "choice":
                 tensors["candidates"] = self._candidates(contexts, device)
         features = tuple(Features.named(words, range(len(words)), self._marks()) for words in marked)
-        return Batch(tensors, real, features, (ids.shape[1],), queries=(self.attentions,))
+        return Batch(tensors, real, features, queries=(self.attentions,))
 
     def probe(self, batch: Batch) -> Batch:
         """The first example."""
-        return batch.only(0)
+        return batch.pick([0])
 
     def forward(self, batch: Batch) -> Tensor:
         """``(example, class)`` logits."""

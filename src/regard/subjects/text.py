@@ -55,7 +55,7 @@ class TextSubject:
         """Texts, or pairs of texts, to tensors on the model's device."""
         tensors, features = self.reader.read(inputs, device_of(self.model))
         real = tensors["attention_mask"].bool()
-        return Batch(tensors, real, features, (real.shape[1],))
+        return Batch(tensors, real, features)
 
     def probe(self, batch: Batch) -> Batch:
         """Two short texts, one of them padded."""
