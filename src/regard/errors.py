@@ -8,7 +8,8 @@
     │   ├── TooLong                 more tokens than the model has positions for
     │   ├── WrongTarget             no such class, label or token; no scalar to explain
     │   ├── OptionError             an option that is not one of the choices
-    │   └── NoSuchPart              a site, head or row that the trace does not have
+    │   ├── NoSuchPart              a site, head or row that the trace does not have
+    │   └── BadEdit                 an edit of attention that cannot be made
     ├── SubjectError                model and tokenizer do not make a subject
     │   ├── NotAModel               the path or name holds no model that can be loaded
     │   ├── TokenizerMismatch       the tokenizer belongs to another model
@@ -50,6 +51,10 @@ class OptionError(InputError):
 
 class NoSuchPart(InputError, IndexError):
     """A site, head or row that the trace does not have."""
+
+
+class BadEdit(InputError):
+    """An edit of attention that cannot be made: off the simplex, of another shape, NaN."""
 
 
 class SubjectError(RegardError):

@@ -1,7 +1,11 @@
 """The seam: the only room that touches torch internals."""
 
+from regard.attention import edits
+from regard.attention.intervening import Rerun, intervene
 from regard.attention.recognise import Ignored
 from regard.attention.sites import Site
 from regard.attention.tracing import Check, Sites, Trace, measure_readout, trace
 
-__all__ = ["Check", "Ignored", "Site", "Sites", "Trace", "measure_readout", "trace"]
+__all__ = [
+    "Check", "Ignored", "Rerun", "Site", "Sites", "Trace", "edits", "intervene", "measure_readout", "trace",
+]  # fmt: skip

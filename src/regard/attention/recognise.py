@@ -257,7 +257,6 @@ def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o:
     shape = [sizes[label] for label in lead]
 
     def arrange(x: Tensor, labels: str, *last: list[str]) -> Tensor:
-        x = x.detach()
         if "." in labels:
             x, labels = x.squeeze(labels.index(".")), labels.replace(".", "")
         for label in lead:

@@ -16,13 +16,7 @@ from regard.types import Batch, Subject
 def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None) -> tuple[Tape, Tensor]:
     """One forward pass under a tape. The caller keeps the model `undisturbed`."""
     tape = Tape(subject.model, batch, keep_outputs=gradients, leaf=leaf)
-    try:
-        with torch.set_grad_enabled(gradients), _uncompiled(subject.model), tape:
-            output = subject.forward(batch)
-    except Exception as problem:
-        if type(problem).__module__.startswith("torch._dynamo"):
-            raise OpaqueKernel(_advice("it runs compiled code (flex attention, say)", tape)) from problem
-        raise
+    output = run(subject, batch, tape, gradients=gradients)
     if not tape.records:
         raise _nothing_found(subject.model, tape)
     if not output.detach().isfinite().all():
@@ -30,6 +24,17 @@ def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int
         where = f"first seen at site {broken[0]}" if broken else f"after the last site, {tape.records[-1].name}"
         raise non_finite(f"the model's output ({where})")
     return tape, output
+
+
+def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tensor:
+    """One forward pass under a given tape."""
+    try:
+        with torch.set_grad_enabled(gradients), _uncompiled(subject.model), tape:
+            return subject.forward(batch)
+    except Exception as problem:
+        if type(problem).__module__.startswith("torch._dynamo"):
+            raise OpaqueKernel(_advice("it runs compiled code (flex attention, say)", tape)) from problem
+        raise
 
 
 @contextmanager

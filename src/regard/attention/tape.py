@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import torch
@@ -26,10 +26,10 @@ from regard.types import Batch
 
 FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
-# How the leading axes of a site are examples and heads. "fold": one axis holds both, and either may run slower;
-# "swap": two axes of the same size; "check": there is one reading, but it may be wrong. All are settled by looking at
-# one example alone.
-Doubt = Literal["fold", "swap", "check"] | None
+# How the leading axes of a site are examples and heads. "plain": examples first; "swap": heads first; "fold": one axis
+# holds both, heads run faster; "refold": examples run faster; "single": there is one example. Where shapes do not tell,
+# it is settled by looking at one example alone.
+Reading = Literal["plain", "swap", "fold", "refold", "single"]
 
 
 @dataclass(eq=False)
@@ -37,23 +37,32 @@ class Record:
     """What the tape keeps of one site."""
 
     name: str
-    source: Given | Fused
-    doubt: Doubt
+    unread: Given | Fused  # as the model has it, leading axes not yet told apart
+    proof: Sample  # a few rows of what the model itself computed, leading axes as above
     across: bool  # attention across the examples of the batch
-    sample: Sample  # a few rows of what the model itself computed, as proof
     learned: bool  # the scores are not a product of two activations
-    fold: Callable[[Tensor], Tensor]  # the site's own result to (example, head, query, channel)
+    examples: int
+    readings: tuple[Reading, ...]  # the first is taken
+    arrange_out: Callable[[Tensor], Tensor]  # the site's own result to (*lead, query, channel)
     out: Tensor | None = None  # kept for gradients only
 
-    def read_otherwise(self) -> Record:
-        """The same with its leading axes read the other way round."""
-        refold = swapped if self.doubt == "swap" else refolded
-        return replace(
-            self,
-            source=self.source.map(refold),
-            sample=replace(self.sample, out=refold(self.sample.out)),
-            fold=lambda x: refold(self.fold(x)),
-        )
+    def read(self, x: Tensor) -> Tensor:
+        """``(*lead, …)`` to ``(example, head, …)``."""
+        return arrange(x, self.unread.values.dim() - 2, self.readings[0], self.examples)
+
+    @cached_property
+    def source(self) -> Given | Fused:
+        """Where the weights come from, ``(example, head, …)``."""
+        return self.unread.map(self.read)
+
+    @cached_property
+    def sample(self) -> Sample:
+        """A few rows of what the model itself computed, ``(example, head, row, channel)``."""
+        return replace(self.proof, out=self.read(self.proof.out))
+
+    def fold(self, result: Tensor) -> Tensor:
+        """The site's own result, or its gradient, to ``(example, head, query, channel)``."""
+        return self.read(self.arrange_out(result))
 
 
 class Tape(TorchFunctionMode):
@@ -74,6 +83,7 @@ class Tape(TorchFunctionMode):
         self.leaf = leaf
         self.follower = Follower(model)
         self.records: list[Record] = []
+        self.count = 0  # sites seen so far
         self.refused: list[Ignored] = []
         self.left_fast_path = False
         self.opaque: set[str] = set()
@@ -97,13 +107,23 @@ class Tape(TorchFunctionMode):
             return result
         mix = self.follower.follow(name, args, kwargs, result, self._module_name)
         if mix is not None:
-            fixed = self.follower.is_fixed(mix.values)
-            reason = why_not(mix, self.batch, fixed)
+            reason = why_not(mix, self.batch, self.follower.is_fixed(mix.values))
             if reason is None:
                 source = Given(mix.weights, mix.values)
-                reason = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
+                recorded = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
+                if isinstance(recorded, Record):
+                    result = self.edit(recorded, source, result)
+                else:
+                    reason = recorded
             mix.flow.refused, mix.flow.settled = reason, mix.flow.settled or reason is None
         return self._handed_on(result)
+
+    def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
+        """What the model goes on with instead of a site's own result; here that result.
+
+        ``source`` is the record's, unread and with its graph.
+        """
+        return result
 
     def ignored(self) -> tuple[Ignored, ...]:
         """What looked like attention and was not taken for it."""
@@ -123,45 +143,50 @@ class Tape(TorchFunctionMode):
         """Run the kernel that torch would run, and keep references to what it was given."""
         out, lse = attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         lead = query.shape[:-2]
-        mask = attn_mask if attn_mask is None else attn_mask.detach()
+        mask = attn_mask
         if mask is not None:
             mask = mask[(None,) * (query.dim() - mask.dim())]  # as many axes as q has
             if len(lead) != 2:  # examples and heads are still to be told apart: nothing may be broadcast
                 mask = mask.expand(*lead, *mask.shape[-2:])
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        source = Fused(query.detach(), key.detach(), value.detach(), mask, is_causal, scale, lse)
-        reason = self._record(source, out.detach(), out, learned=False)
-        if reason is not None:
-            shape = (*out.shape[:-1], key.shape[-2])
-            self.refused.append(Ignored(self._module_name(), shape, reason))
-        return self._handed_on(out)
+        source = Fused(query, key, value, mask, is_causal, scale, lse)
+        recorded = self._record(source, out, out, learned=False)
+        if isinstance(recorded, Record):
+            return self._handed_on(self.edit(recorded, source, out, dropout_p))
+        self.refused.append(Ignored(self._module_name(), (*out.shape[:-1], key.shape[-2]), recorded))
+        return out
 
     def _record(
         self, source: Given | Fused, out: Tensor, result: Tensor, learned: bool,
         arrange_out: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> str | None:  # fmt: skip
-        """Keep a site; return the reason if its axes cannot be told.
+    ) -> Record | str:  # fmt: skip
+        """Keep a site and return it, or the reason why its axes cannot be told.
 
-        ``out`` is ``(*lead, query, channel)`` without a graph; ``result`` is the tensor the model goes on with.
+        ``out`` is ``(*lead, query, channel)``, a view of ``result``, the tensor the model goes on with.
         """
         size, lengths = len(self.batch), self.batch.lengths
-        values = source.values
-        query, key = out.shape[-2], values.shape[-2]
+        source, out = source.map(Tensor.detach), out.detach()
+        query, key = out.shape[-2], source.values.shape[-2]
         lead = tuple(out.shape[:-2])
         across = size > 1 and query == key == size and lead[:1] == (1,)
         if key not in lengths and not across:
             listed = " or ".join(map(str, lengths))
             return f"its {key} keys are not rows of the input, which has {listed}"
-        arranged = arrange(lead, 1 if across else size, hand_written=isinstance(source, Given))
-        if arranged is None:
+        examples = 1 if across else size
+        possible = readings(lead, examples, hand_written=isinstance(source, Given))
+        if not possible:
             return f"its leading axes {lead} are not {size} examples × heads"
-        fold, doubt = arranged
-        source = source.map(fold)
         rows = self._sampled_rows(query, out.device)
-        sample = Sample(rows, fold(out.index_select(-2, rows)))
-        record = Record(self._module_name(), source, doubt, across, sample, learned, lambda x: fold(arrange_out(x)))
+        sample = Sample(rows, out.index_select(-2, rows))
+        record = Record(self._module_name(), source, sample, across, learned, examples, possible, arrange_out)
         self._check_finite(record)
-        number = len(self.records)
+        self._keep(record, result)
+        self.count += 1
+        return record
+
+    def _keep(self, record: Record, result: Tensor) -> None:
+        """Remember a site; where it is to be differentiated by, also its result."""
+        number = self.count
         self.records.append(record)
         if number == self.leaf:
             torch.set_grad_enabled(True)  # the caller restores it
@@ -174,7 +199,6 @@ class Tape(TorchFunctionMode):
             if not result.requires_grad:
                 result.requires_grad_()
             record.out = result
-        return None
 
     def _sampled_rows(self, queries: int, device: torch.device) -> Tensor:
         """The middle and the last of the rows that are real in any example."""
@@ -202,7 +226,7 @@ class Tape(TorchFunctionMode):
             return
         finite = queries.isfinite().all(-1).all(1) & out.isfinite().all(-1).all(1)
         if not (finite | ~self.real_rows(record, 2)[:, rows]).all():
-            raise non_finite(f"site {len(self.records)} ({record.name})")
+            raise non_finite(f"site {self.count} ({record.name})")
 
     def real_rows(self, record: Record, axis: int) -> Tensor:
         """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""
@@ -254,32 +278,29 @@ def attend(
     return out, None
 
 
-def arrange(
-    lead: tuple[int, ...], examples: int, *, hand_written: bool
-) -> tuple[Callable[[Tensor], Tensor], Doubt] | None:
-    """How ``(*lead, …)`` becomes ``(example, head, …)``, and what the shape alone leaves in doubt."""
+def readings(lead: tuple[int, ...], examples: int, *, hand_written: bool) -> tuple[Reading, ...]:
+    """How ``(*lead, …)`` may be read as examples and heads, the likeliest first; none if it cannot be."""
     n = len(lead)
     if examples == 1:
-        if n >= 2 and lead[0] == 1:
-            return (lambda x: x if n == 2 else x.flatten(1, n - 1)), None
-        return (lambda x: x.flatten(0, n - 1)[None] if n else x[None, None]), None
+        return ("single",)
     if n and lead[0] == examples:
-        doubt: Doubt = "swap" if hand_written and n == 2 and lead[1] == examples else None
-        return (lambda x: x.unsqueeze(1) if n == 1 else x if n == 2 else x.flatten(1, n - 1)), doubt
+        return ("plain", "swap") if hand_written and n == 2 and lead[1] == examples else ("plain",)
     if n == 2 and lead[1] == examples:
-        return swapped, "check"
+        return ("swap",)
     if n == 1 and lead[0] % examples == 0:
-        return (lambda x: x.unflatten(0, (examples, -1))), "fold"
-    return None
+        return ("fold", "refold")
+    return ()
 
 
-def swapped(x: Tensor) -> Tensor:
-    """``(head, example, …)`` to ``(example, head, …)``."""
-    return x.transpose(0, 1)
-
-
-def refolded(x: Tensor) -> Tensor:
-    """``(example, head, …)`` that was cut from one axis, cut the other way: heads run slower."""
-    examples = x.shape[0]
-    folded: Tensor = x.flatten(0, 1).unflatten(0, (-1, examples))
-    return folded.transpose(0, 1)
+def arrange(x: Tensor, n: int, reading: Reading, examples: int) -> Tensor:
+    """``(*lead, …)`` with ``n`` leading axes to ``(example, head, …)``; a view where ``x`` is contiguous."""
+    if reading == "single" and (n < 2 or x.shape[0] != 1):
+        return x.flatten(0, n - 1)[None] if n else x[None, None]
+    if reading in ("plain", "single"):
+        return x.unsqueeze(1) if n == 1 else x if n == 2 else x.flatten(1, n - 1)
+    if reading == "swap":
+        return x.transpose(0, 1)
+    heads = x.shape[0] // examples
+    if reading == "fold":
+        return x.reshape(examples, heads, *x.shape[1:])
+    return x.reshape(heads, examples, *x.shape[1:]).transpose(0, 1)

@@ -113,6 +113,22 @@ class Trace:
         """``(example, key)``: True where a special token sits among the keys of a site."""
         return special_keys(self.real, self.features, self.source, site.shape[3])
 
+    def at(self, token: int) -> Trace:
+        """The same trace read from another row: that of ``features[example].tokens[token]``, in every example.
+
+        In decoders that is the row which predicts the token after it; in `regard.seq2seq` row k predicts the produced
+        token k. The score belongs to the row that was traced, so there is none; output and gradients remain that row's.
+        """
+        counts = self.real.sum(-1)
+        if self.readout.shape != self.real.shape or any(site.rows is not None for site in self.sites):
+            raise NoSuchPart(f"token={token}: the model computes only the row that is read, so no other can be chosen.")
+        if not -int(counts.min()) <= token < int(counts.min()):
+            raise NoSuchPart(f"token={token} is not there in every example: they have {counts.tolist()} tokens.")
+        place = counts + token if token < 0 else torch.full_like(counts, token)
+        chosen = (self.real.cumsum(-1) == place[:, None] + 1) & self.real
+        check = replace(self.check, readout=f"not measured: token {token} was chosen")
+        return replace(self, readout=chosen.to(self.readout), score=None, check=check)
+
     def looks(self) -> Tensor:
         """``(site, example, head, key)``: where the readout looks, for traces whose sites all have the same shape.
 
@@ -171,17 +187,25 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
             with torch.set_grad_enabled(gradients):
                 score = subject.score(output, target, of)
         out_gradients = _differentiate(tape, score) if gradients and score is not None else None
-        if len(batch) > 1 and any(entry.doubt for entry in tape.records):
-            _settle(subject, batch, tape)
+        settle(subject, batch, tape)
         score = score and replace(score, values=score.values.detach())
         readout = subject.readout(batch, score)
-        if subject not in _verified:
-            _verified[subject] = _verify_readout(subject, batch)
-    sites = Sites(
+        verified = verify_readout(subject, batch)
+    sites = sites_of(tape, readout, out_gradients)
+    check = Check(sites, verified, tape.left_fast_path)
+    return Trace(
+        sites, readout, batch.real, batch.features, batch.source, subject.special, output.detach(), score, of,
+        check, tape.ignored(),
+    )  # fmt: skip
+
+
+def sites_of(tape: Tape, readout: Tensor, out_gradients: list[Tensor] | None = None) -> Sites:
+    """The sites that a tape has recorded."""
+    return Sites(
         Site(
             index,
             entry.name,
-            _kind(entry, readout, batch),
+            _kind(entry, readout, tape.batch),
             entry.source,
             tape.real_rows(entry, 2),
             tape.real_rows(entry, 3),
@@ -191,18 +215,15 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
         )
         for index, entry in enumerate(tape.records)
     )
-    check = Check(sites, _verified[subject], tape.left_fast_path)
-    return Trace(
-        sites, readout, batch.real, batch.features, batch.source, subject.special, output.detach(), score, of,
-        check, tape.ignored(),
-    )  # fmt: skip
 
 
 def special_keys(real: Tensor, features: tuple[Features, ...], source: Source | None, keys: int) -> Tensor:
     """``(example, key)``: True where a special token sits among so many keys, which tell the sequence."""
     if source is not None and keys == source.real.shape[1]:
         real, features = source.real, source.features
-    special = torch.zeros_like(real)
+    special = torch.zeros(len(real), keys, dtype=torch.bool, device=real.device)
+    if keys != real.shape[1]:
+        return special
     for example, entry in enumerate(features):
         special[example, [row for row, odd in zip(entry.rows, entry.special, strict=True) if odd]] = True
     return special
@@ -249,24 +270,31 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
     ]
 
 
-def _settle(subject: Subject, batch: Batch, tape: Tape) -> None:
-    """Which axis is examples, which is heads? Run the fullest example alone and see which reading agrees."""
+def settle(subject: Subject, batch: Batch, tape: Tape) -> None:
+    """Which axis is examples, which is heads? In doubt, run the fullest example alone and see which reading agrees."""
+    if len(batch) == 1 or not any(map(_in_doubt, tape.records)):
+        return
     example = int(batch.real.sum(-1).argmax())
     alone, _ = record(subject, batch.pick([example]))
     singles = dict(_counted(alone.records))
     # where examples attend to one another, an example alone is only nearest to itself
     far = torch.inf if any(entry.across for entry in tape.records) else 0.05
     for index, (key, entry) in enumerate(_counted(tape.records)):
-        if not entry.doubt:
+        if not _in_doubt(entry):
             continue
-        readings = [entry] if entry.doubt == "check" else [entry, entry.read_otherwise()]
-        distances = [_distance(reading, singles.get(key), example) for reading in readings]
+        possible = [replace(entry, readings=(reading,)) for reading in entry.readings]
+        distances = [_distance(reading, singles.get(key), example) for reading in possible]
         if min(distances) > far:
             raise NotReproduced(
                 f"site {index} ({entry.name}): its axes {entry.source.shape} cannot be told apart: no reading of them "
                 "as examples and heads agrees with the example run alone. Trace one example at a time."
             )
-        tape.records[index] = readings[distances.index(min(distances))]
+        tape.records[index] = possible[distances.index(min(distances))]
+
+
+def _in_doubt(entry: Record) -> bool:
+    """Whether shapes alone do not tell examples from heads; "swap" has one reading, which may be wrong."""
+    return len(entry.readings) > 1 or entry.readings == ("swap",)
 
 
 def _counted(records: list[Record]) -> Iterator[tuple[tuple[str, int], Record]]:
@@ -288,8 +316,14 @@ def _distance(entry: Record, single: Record | None, example: int) -> float:
     return float((many - one).abs().max())
 
 
-def _verify_readout(subject: Subject, batch: Batch) -> str:
-    """The rows that the subject declares must be those that move the output (decided on a small batch)."""
+def verify_readout(subject: Subject, batch: Batch) -> str:
+    """The rows that the subject declares must be those that move the output; measured once for each subject."""
+    if subject not in _verified:
+        _verified[subject] = _measured_against_declared(subject, batch)
+    return _verified[subject]
+
+
+def _measured_against_declared(subject: Subject, batch: Batch) -> str:
     probe = subject.probe(batch)
     rows, score = measure_readout(subject, probe)
     if rows is None:

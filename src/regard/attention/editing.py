@@ -1,0 +1,331 @@
+"""Edits, made while the model runs: a tape that hands on other results than the sites' own.
+
+The kernel stays fused. Only the rows that are edited are computed explicitly and written into its result; edits that
+multiply rows multiply its result, and what the kernel itself can do (uniform, detached weights) it is asked to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.attention.edits import Edit, Place
+from regard.attention.sites import Fused, Given, at_least_float
+from regard.attention.tape import Reading, Record, Tape
+from regard.errors import BadEdit, NotReproduced
+from regard.types import Batch
+
+BLOCK_BYTES = 256 << 20  # of explicit weights, where there is no graph that would keep them anyway
+SLACK = 1e-4  # of row sums; optimisers and half precision do not hit 1 more closely
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One edit at one site.
+
+    Args:
+        edit: what is done.
+        heads: ``(head,)``.
+        rows: ``(example, row)``, padded by repeating; without a variant axis.
+        valid: ``(example, row)``, False where ``rows`` is padding.
+    """
+
+    edit: Edit
+    heads: Tensor
+    rows: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What to do at which site, for a batch of ``variants`` times the same examples.
+
+    Args:
+        steps: for each edited site its steps, in order.
+        names: of all sites, to notice when the model takes another path.
+        readings: of all sites, as settled for this batch size.
+        special: for each edited site ``(example, key)``.
+        variants: the variants of this run.
+        total: how many there are in all; None if none were asked for.
+        gradients: whether a backward pass will follow.
+        replayed: whether what lies upstream is not run but returned.
+    """
+
+    steps: dict[int, list[Step]]
+    names: Sequence[str]
+    readings: Sequence[Reading]
+    special: dict[int, Tensor]
+    variants: range
+    total: int | None
+    gradients: bool
+    replayed: bool = False
+
+
+class CannotReplay(Exception):
+    """What lies upstream must be run, for the reason given."""
+
+
+class Editor(Tape):
+    """Runs one forward pass with edits. Keeps nothing of it.
+
+    Args:
+        model: the model that will run.
+        batch: what it will run on: the variants one after the other, each with all examples.
+        plan: what to do where.
+        first: number of the first site that will be seen (not 0 when a part of the model is recomputed).
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, plan: Plan, first: int = 0) -> None:
+        super().__init__(model, batch)
+        self.model = model
+        self.plan = plan
+        self.count = first
+        self.made_by_kernel = 0  # how many steps of the site at hand
+
+    def _keep(self, record: Record, result: Tensor) -> None:
+        """Nothing: the sites of many variants would fill the memory."""
+        if self.plan.gradients:
+            first = self.count
+            found = edit_recomputation(lambda: Editor(self.model, self.batch, self.plan, first))
+            if found and self.plan.replayed:
+                raise CannotReplay("activations are checkpointed, and would be recomputed in full")
+
+    def _fused(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Ask the kernel for what it can do itself."""
+        steps, self.made_by_kernel = self.plan.steps.get(self.count), 0
+        if steps and _everywhere(steps[0].edit) and self._module_name() == self.plan.names[self.count]:
+            mask = args[1] if len(args) > 1 else kwargs.get("attn_mask")
+            if steps[0].edit.fused == "detach":
+                query, key, self.made_by_kernel = query.detach(), key.detach(), 1
+            elif steps[0].edit.fused == "uniform" and (mask is None or mask.dtype == torch.bool):
+                query, self.made_by_kernel = torch.zeros_like(query), 1
+        return super()._fused(query, key, *args, **kwargs)
+
+    def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
+        """The site's result with its edits made."""
+        number = self.count - 1
+        steps = self.plan.steps.get(number, [])[self.made_by_kernel :]
+        self.made_by_kernel = 0
+        if not steps:
+            return result
+        if record.name != self.plan.names[number]:
+            raise NotReproduced(
+                f"site {number} was {self.plan.names[number]} in the plain run and is {record.name} with edits: the "
+                "model takes another path. Edit later sites, or one at a time."
+            )
+        record.readings = (self.plan.readings[number],)
+        edited = result.clone(memory_format=torch.contiguous_format)
+        before, view = record.fold(result), record.fold(edited)
+        if view.untyped_storage().data_ptr() != edited.untyped_storage().data_ptr():
+            raise NotReproduced(f"site {number} ({record.name}): its result is laid out so that it cannot be edited.")
+        if all(step.edit.factor for step in steps):
+            for step in steps:
+                before = self._multiplied(step, record, before)
+            view.copy_(before)
+        else:
+            self._write(steps, record, source.map(record.read), view, dropout)
+        return edited
+
+    def _multiplied(self, step: Step, record: Record, out: Tensor) -> Tensor:
+        """``out`` ``(example, head, query, channel)`` times the factor of an edit, at its heads and rows."""
+        assert step.edit.factor is not None
+        split = self._split(out)
+        examples, queries = split.shape[-4], split.shape[-2]
+        place = self._place(step, record, step.rows, torch.ones((), dtype=torch.bool), slice(0, None))
+        factor = torch.ones(*split.shape[:-2], 1, 1, dtype=out.dtype, device=out.device)
+        shape = (*split.shape[:-3], len(step.heads), 1, 1)
+        try:
+            given = step.edit.factor(place).to(out).expand(shape)
+        except RuntimeError as problem:
+            raise BadEdit(f"{step.edit.name}: it does not fit {shape} (…, example, head, 1, 1): {problem}") from None
+        factor = factor.index_copy(-3, step.heads, given)
+        chosen = torch.zeros(examples, queries, dtype=torch.bool, device=out.device)
+        chosen[step.valid.nonzero(as_tuple=True)[0], step.rows[step.valid]] = True
+        return (split * factor.where(chosen[:, None, :, None], 1.0)).view_as(out)
+
+    def _write(self, steps: list[Step], record: Record, source: Given | Fused, view: Tensor, dropout: float) -> None:
+        """Compute the edited rows explicitly and write them into the result, in blocks where no graph is kept."""
+        heads = steps[0].heads if len(steps) == 1 else torch.cat([step.heads for step in steps]).unique()
+        rows = steps[0].rows if len(steps) == 1 else _union(steps, source.shape[2])
+        block = rows.shape[1]
+        if len(steps) == 1 and not torch.is_grad_enabled():
+            row_bytes = view.shape[0] * len(heads) * source.shape[3] * 4
+            block = max(1, min(block, BLOCK_BYTES // row_bytes))
+        for start in range(0, rows.shape[1], block):
+            span = slice(start, min(start + block, rows.shape[1]))
+            self._write_block(steps, record, source, view, dropout, heads, rows[:, span], span)
+
+    def _write_block(
+        self, steps: list[Step], record: Record, source: Given | Fused, view: Tensor, dropout: float, heads: Tensor,
+        rows: Tensor, span: slice,
+    ) -> None:  # fmt: skip
+        """Rows ``(example, row)`` of the chosen heads."""
+        variants = len(self.plan.variants)
+        every = rows.repeat(variants, 1)  # example-of-a-variant row
+        weights, allowed = explicit(source, heads, every)
+        written = torch.zeros(weights.shape[:3], dtype=torch.bool, device=weights.device)
+        for step in steps:
+            # where the step's rows and heads are among those computed
+            mine = step.rows[:, span] if len(steps) == 1 else step.rows
+            valid = (step.valid[:, span] if len(steps) == 1 else step.valid).repeat(variants, 1)
+            head_at = torch.searchsorted(heads, step.heads)
+            row_at = torch.searchsorted(rows, mine).repeat(variants, 1) if len(steps) > 1 else None
+            part, seen = weights[:, head_at], allowed[:, head_at]
+            if row_at is not None:
+                part, seen = (x.take_along_dim(row_at[:, None, :, None], 2) for x in (part, seen))
+            new = self._changed(step, record, part, seen, mine, valid, span if len(steps) == 1 else slice(0, None))
+            example, row = valid.nonzero(as_tuple=True)
+            at = (example[:, None], head_at[None], (row if row_at is None else row_at[example, row])[:, None])
+            weights = weights.index_put(at, new.transpose(1, 2)[example, row])
+            written[at] = True
+        share = view.shape[1] // source.values.shape[1]
+        out = F.dropout(weights, dropout) @ at_least_float(source.values[:, heads // share])
+        example, head, row = written.nonzero(as_tuple=True)
+        view[example, heads[head], every[example, row]] = out[example, head, row].to(view.dtype)
+
+    def _changed(
+        self, step: Step, record: Record, weights: Tensor, allowed: Tensor, rows: Tensor, valid: Tensor, span: slice
+    ) -> Tensor:
+        """What an edit makes of weights, after a look at whether it may."""
+        place = self._place(step, record, rows, allowed, span)
+        old = self._split(weights)
+        new = step.edit.change(old, place)
+        what = f"edit {step.edit.name} at site {place.site} ({place.name})"
+        if not isinstance(new, Tensor) or new.shape != old.shape:
+            got = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+            raise BadEdit(f"{what} returned {got}; the weights it was given have shape {tuple(old.shape)}.")
+        if new.device != old.device:
+            raise BadEdit(f"{what} returned a tensor on {new.device}; the weights are on {old.device}.")
+        new = new.reshape(weights.shape).to(weights.dtype)
+        shown = new.detach().transpose(1, 2)[valid]
+        if not shown.isfinite().all():
+            raise BadEdit(f"{what} returned NaN or Inf.")
+        if step.edit.normalised:
+            total, mass = shown.sum(-1), weights.detach().transpose(1, 2)[valid].sum(-1)
+            off = torch.minimum((total - mass).abs(), (total - 1).abs()).max()
+            hidden = shown.where(~allowed.transpose(1, 2)[valid], 0).abs().max()
+            lowest = shown.min()
+            problem = (
+                f"has a negative weight ({lowest:.3g})" if lowest < -SLACK
+                else f"has a row that sums to {total[(total - 1).abs().argmax() if off > SLACK else 0]:.4g}, not 1"
+                if off > SLACK
+                else f"gives weight {hidden:.3g} to a key that the mask hides" if hidden > SLACK
+                else None
+            )  # fmt: skip
+            if problem:
+                raise BadEdit(f"{what} {problem}. Pass allow_unnormalised=True if that is meant.")
+        return new
+
+    def _place(self, step: Step, record: Record, rows: Tensor, allowed: Tensor, span: slice) -> Place:
+        site = self.count - 1
+        special = self.plan.special[site].to(rows.device)[:, None, None]
+        allowed = self._split(allowed) if allowed.dim() else allowed
+        heads = tuple(step.heads.tolist())
+        return Place(site, record.name, heads, rows, allowed, special, self.plan.variants, self.plan.total, span)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """``(variant, example, …)``, or as it is if no variants were asked for."""
+        return x if self.plan.total is None else x.unflatten(0, (len(self.plan.variants), -1))
+
+
+def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights ``(example, head, row, key)`` with their graph, and which keys the mask lets each row see.
+
+    ``heads`` is ``(head,)``, ``rows`` ``(example, row)``.
+    """
+    index = rows[:, None, :, None]
+    if isinstance(source, Given):
+        weights = at_least_float(source.weights[:, heads].take_along_dim(index, 2))
+        return weights, weights.detach() > 0
+    share = source.q.shape[1] // source.k.shape[1]
+    q = at_least_float(source.q[:, heads].take_along_dim(index, 2)) * source.scale
+    scores = q @ at_least_float(source.k[:, heads // share]).mT
+    allowed = torch.ones_like(scores, dtype=torch.bool)
+    mask = source.mask
+    if mask is not None:
+        mask = mask[:, heads] if mask.shape[1] > 1 else mask
+        mask = mask.take_along_dim(index, 2) if mask.shape[2] > 1 else mask
+        if mask.dtype == torch.bool:
+            allowed = allowed & mask
+        else:
+            scores = scores + mask
+    if source.causal:
+        allowed = allowed & (torch.arange(scores.shape[-1], device=rows.device) <= index)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    blind = (
+        scores.detach().amax(-1, keepdim=True) == -torch.inf
+    )  # a row that sees no key at all: 0, and no NaN behind it
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    if mask is not None and mask.dtype != torch.bool:  # a bias hides what it leaves no weight
+        allowed = allowed & (weights.detach() > 0)
+    return weights, allowed
+
+
+def edit_recomputation(editor: Callable[[], Editor]) -> bool:
+    """Where activations are checkpointed, their recomputation in the backward pass must make the same edits.
+
+    Returns whether they are.
+
+    ``backward()`` runs without any mode, so the recomputation would be of the unedited model: silently wrong gradients.
+    torch offers no door for this from outside, so the checkpoints that are open above us are told to enter an editor.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found = False
+    while frame is not None:
+        if frame.f_code is CHECKPOINT and "gen" in frame.f_locals:
+            _enter(frame.f_locals["gen"].gi_frame.f_locals["new_frame"], "recompute_fn", editor)
+            found = True
+        elif frame.f_code is REENTRANT:
+            _enter(frame.f_locals["ctx"], "run_function", editor)
+            found = True
+        frame = frame.f_back
+    return found
+
+
+def _enter(holder: Any, attribute: str, editor: Callable[[], Editor]) -> None:
+    function = getattr(holder, attribute)
+    if getattr(function, "edited", False):
+        return
+
+    def edited(*args: Any) -> Any:
+        with editor():
+            return function(*args)
+
+    edited.edited = True  # type: ignore[attr-defined]
+    setattr(holder, attribute, edited)
+
+
+CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
+REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
+
+
+def _everywhere(edit: Edit) -> bool:
+    return edit.heads is None and edit.rows == "all"
+
+
+def _union(steps: list[Step], queries: int) -> Tensor:
+    """``(example, row)``: the rows of all steps, ascending, padded with the last."""
+    chosen = torch.zeros(len(steps[0].rows), queries, dtype=torch.bool, device=steps[0].rows.device)
+    for step in steps:
+        chosen.scatter_(1, step.rows, True)
+    return padded_rows(chosen)[0]
+
+
+def padded_rows(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The True entries of each row of ``(example, row)`` as numbers, ascending; padded by repeating the last.
+
+    Beside them a mask of the same shape, False at padding.
+    """
+    count = chosen.sum(-1, keepdim=True)
+    order = (~chosen).to(torch.int8).argsort(dim=-1, stable=True)[:, : max(int(count.max()), 1)]
+    place = torch.arange(order.shape[1], device=chosen.device)
+    return order.take_along_dim(torch.minimum(place, (count - 1).clamp_min(0)), 1), place < count

@@ -1,0 +1,278 @@
+"""What to do to attention weights, and where: `regard.edits`.
+
+An edit is a pure function of weights whose last axes are ``(example, head, row, key)``, with a variant axis before
+them when `regard.intervene` is asked for variants. Each is restricted by ``sites=`` (a number, a name, a kind such as
+"cross", or several), ``heads=`` and ``rows=`` ("all", "readout", or row numbers). Padding rows are never edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import BadEdit, NoSuchPart
+
+Sites = int | str | Sequence[int | str] | None
+Heads = int | Sequence[int] | None
+Rows = Literal["all", "readout"] | int | Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where an edit acts.
+
+    Args:
+        site: number of the site.
+        name: its name.
+        heads: the heads that are edited.
+        rows: ``(example, row)``: the query row that each row of the weights is; padded with real rows.
+        allowed: ``(example, head, row, key)``, True where the model's mask lets a row see a key (with a variant axis
+            before them if there are variants). Weights that the model itself has formed show this by not being 0.
+        special: ``(example, 1, 1, key)``, True at special tokens.
+        variants: the numbers of the variants at hand; one if none were asked for.
+        total: how many variants were asked for; None if none were, and then no tensor has a variant axis.
+        span: which of all edited rows these are, where they come in blocks.
+    """
+
+    site: int
+    name: str
+    heads: tuple[int, ...]
+    rows: Tensor
+    allowed: Tensor
+    special: Tensor
+    variants: range
+    total: int | None
+    span: slice
+
+    def at_hand(self, given: Tensor, what: str) -> Tensor:
+        """The part of ``(variant, …)`` that belongs to the variants at hand; one entry stands for all."""
+        if self.total is None or given.shape[0] not in (1, self.total):
+            asked = "no variants were" if self.total is None else f"{self.total} variants were"
+            raise BadEdit(f"{what} of shape {tuple(given.shape)} begins with a variant axis, but {asked} asked for.")
+        return given if given.shape[0] == 1 else given[self.variants.start : self.variants.stop]
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A change of attention weights. Made by the functions of `regard.edits`.
+
+    Args:
+        name: what messages call it.
+        change: weights and their `Place` to new weights of the same shape.
+        sites: where; None: everywhere.
+        heads: which heads; None: all.
+        rows: which query rows: "all", "readout" (those the prediction is read from), or numbers.
+        normalised: rows must stay on the simplex, and keys that the mask hides must stay 0.
+        factor: for edits that only multiply rows: the factor, from which the change follows; the kernel stays fused.
+        fused: "uniform" or "detach": what the kernel itself can be asked for.
+    """
+
+    name: str
+    change: Callable[[Tensor, Place], Tensor]
+    sites: Sites = None
+    heads: Heads = None
+    rows: Rows = "all"
+    normalised: bool = True
+    factor: Callable[[Place], Tensor] | None = None
+    fused: Literal["uniform", "detach"] | None = None
+
+
+def permute(
+    seed: int, *, shared: bool = False, special: bool = False, sites: Sites = None, heads: Heads = None,
+    rows: Rows = "readout",
+) -> Edit:  # fmt: skip
+    """Shuffle the weights of each row among the keys that it may see.
+
+    Args:
+        seed: with the site and the number of the variant it fixes the permutation.
+        shared: the same permutation for all heads; otherwise each head has its own.
+        special: special tokens take part; otherwise they keep their weight.
+        sites: where; None: everywhere.
+        heads: which heads; None: all.
+        rows: which query rows.
+    """
+
+    if not isinstance(seed, int) or seed < 0:
+        raise BadEdit(f"permute: seed={seed!r} must be a whole number, 0 or more.")
+
+    def change(weights: Tensor, place: Place) -> Tensor:
+        example, head, row, key = weights.shape[-4:]
+        shape = (row, example, 1 if shared else head, key)
+        drawn = np.stack([_noise(shape, [seed, place.site, variant], place.span.start) for variant in place.variants])
+        noise = torch.from_numpy(drawn).permute(0, 2, 3, 1, 4).to(weights.device)  # variant example head row key
+        noise = noise[0] if place.total is None else noise
+        moves = place.allowed if special else place.allowed & ~place.special
+        position = torch.arange(key, device=weights.device)
+        # what moves is drawn in two orders, what stays comes after it in the same order in both
+        taken = torch.where(moves, noise, 2.0 + position).argsort(-1)
+        put = torch.where(moves, position / key, 2.0 + position).argsort(-1)
+        taken, put = taken.expand_as(weights), put.expand_as(weights)
+        return torch.zeros_like(weights).scatter(-1, put, weights.gather(-1, taken))
+
+    return Edit(f"permute({seed})", change, sites, heads, rows)
+
+
+def uniform(*, sites: Sites = None, heads: Heads = None, rows: Rows = "all") -> Edit:
+    """The same weight for every key that the mask lets a row see; the row keeps its sum."""
+
+    def change(weights: Tensor, place: Place) -> Tensor:
+        allowed = place.allowed.to(weights)
+        return allowed / allowed.sum(-1, keepdim=True).clamp_min(1) * weights.sum(-1, keepdim=True)
+
+    return Edit("uniform()", change, sites, heads, rows, fused="uniform")
+
+
+def zero(
+    positions: int | Sequence[int] | Tensor, renormalise: bool = True, *, sites: Sites = None, heads: Heads = None,
+    rows: Rows = "readout",
+) -> Edit:  # fmt: skip
+    """Take the weight off some keys; the others share it in proportion. A row left without keys is 0.
+
+    Args:
+        positions: keys, for all examples; or a bool tensor ``(example, key)`` or ``(variant, example, key)``.
+        renormalise: give the others what was taken; otherwise it is lost.
+        sites: where; None: everywhere.
+        heads: which heads; None: all.
+        rows: which query rows.
+    """
+
+    def change(weights: Tensor, place: Place) -> Tensor:
+        gone = _keys(positions, weights, place)
+        kept = weights.masked_fill(gone, 0.0)
+        if not renormalise:
+            return kept
+        left = kept.sum(-1, keepdim=True)
+        return kept * (weights.sum(-1, keepdim=True) / left.clamp_min(torch.finfo(left.dtype).tiny)).where(left > 0, 0)
+
+    return Edit(f"zero({_shown(positions)})", change, sites, heads, rows, normalised=False)
+
+
+def replace(
+    weights: Tensor, *, allow_unnormalised: bool = False, sites: Sites = None, heads: Heads = None,
+    rows: Rows = "readout",
+) -> Edit:  # fmt: skip
+    """Put other weights in place of the model's. Differentiable with respect to them.
+
+    Args:
+        weights: broadcasts to ``(example, head, row, key)``, or ``(variant, example, head, row, key)``.
+        allow_unnormalised: take rows that do not sum to 1 (or to what they summed to), are negative, or give weight
+            to keys that the mask hides.
+        sites: where; None: everywhere.
+        heads: which heads; None: all.
+        rows: which query rows.
+    """
+    given = torch.as_tensor(weights)
+
+    def change(old: Tensor, place: Place) -> Tensor:
+        new = given if given.dim() < 2 or given.shape[-2] == 1 else given[..., place.span, :]
+        new = place.at_hand(new, "replace: weights") if new.dim() == 5 else new
+        try:
+            return new.to(old.dtype).expand(old.shape)
+        except RuntimeError:
+            raise BadEdit(
+                f"replace: weights of shape {tuple(given.shape)} do not fit site {place.site} ({place.name}), where "
+                f"({'variant, ' * (old.dim() == 5)}example, head, row, key) is {tuple(old.shape)}."
+            ) from None
+
+    return Edit("replace", change, sites, heads, rows, normalised=not allow_unnormalised)
+
+
+def scale(alpha: float | Tensor, *, sites: Sites = None, heads: Heads = None, rows: Rows = "all") -> Edit:
+    """Multiply the weights by ``alpha``: a number, or one for each variant. Differentiable with respect to it."""
+    given = torch.as_tensor(alpha)
+    if given.dim() > 1:
+        raise BadEdit(f"scale: alpha has shape {tuple(given.shape)}; it is a number, or one for each variant.")
+
+    def factor(place: Place) -> Tensor:
+        return place.at_hand(given[:, None, None, None, None], "scale: alpha") if given.dim() else given
+
+    return _multiply("scale", factor, sites, heads, rows)
+
+
+def gate(heads: Heads, values: float | Tensor, *, sites: Sites = None, rows: Rows = "all") -> Edit:
+    """Multiply what each head contributes by a value of its own. Differentiable with respect to the values.
+
+    Args:
+        heads: which heads; None: all.
+        values: ``(head,)`` in the order of ``heads``, ``(example, head)`` or ``(variant, example, head)``.
+        sites: where; None: everywhere.
+        rows: which query rows.
+    """
+    given = torch.as_tensor(values)
+
+    def factor(place: Place) -> Tensor:
+        if given.dim() > 3 or (given.dim() and given.shape[-1] not in (1, len(place.heads))):
+            raise BadEdit(
+                f"gate: values of shape {tuple(given.shape)} do not fit {len(place.heads)} heads at site {place.site} "
+                f"({place.name}). Pass (head,), (example, head) or (variant, example, head)."
+            )
+        spread = given[..., None, None] if given.dim() else given
+        return place.at_hand(spread, "gate: values") if given.dim() == 3 else spread
+
+    return _multiply("gate", factor, sites, heads, rows)
+
+
+def detach(*, sites: Sites = None, heads: Heads = None, rows: Rows = "all") -> Edit:
+    """The same weights, as constants: no gradient flows through them into queries and keys."""
+    return Edit("detach()", lambda weights, place: weights.detach(), sites, heads, rows, fused="detach")
+
+
+def custom(
+    change: Callable[[Tensor, Place], Tensor], *, allow_unnormalised: bool = False, sites: Sites = None,
+    heads: Heads = None, rows: Rows = "all",
+) -> Edit:  # fmt: skip
+    """A function of your own: ``change(weights, place)`` returns weights of the same shape.
+
+    Example:
+        >>> import regard
+        >>> last = regard.edits.custom(lambda weights, place: weights.flip(-1))  # looks at the mirror image
+    """
+    if not callable(change):
+        raise BadEdit(f"edits: {change!r} is not an edit. Use the functions of regard.edits, or pass a function.")
+    name = getattr(change, "__name__", type(change).__name__)
+    return Edit(name, change, sites, heads, rows, normalised=not allow_unnormalised)
+
+
+def _multiply(name: str, factor: Callable[[Place], Tensor], sites: Sites, heads: Heads, rows: Rows) -> Edit:
+    def change(weights: Tensor, place: Place) -> Tensor:
+        return weights * factor(place).to(weights)
+
+    return Edit(name, change, sites, heads, rows, normalised=False, factor=factor)
+
+
+def _noise(shape: tuple[int, int, int, int], seed: Sequence[int], first: int) -> np.ndarray:
+    """Uniform numbers ``(row, …)`` that are the same however rows are cut into blocks: a counter gives them."""
+    row, *rest = shape
+    width = -(-int(np.prod(rest)) // 4) * 4  # the counter moves by four numbers
+    counter = np.random.Philox(np.random.SeedSequence(seed)).advance(first * width // 4)
+    return np.random.Generator(counter).random((row, width))[:, : int(np.prod(rest))].reshape(shape)
+
+
+def _keys(positions: int | Sequence[int] | Tensor, weights: Tensor, place: Place) -> Tensor:
+    """Keys as a mask that broadcasts to the weights."""
+    size = weights.shape[-1]
+    if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+        if positions.dim() not in (2, 3) or positions.shape[-1] != size:
+            raise BadEdit(
+                f"zero: a mask of shape {tuple(positions.shape)} does not fit the {size} keys of site {place.site} "
+                f"({place.name}). Pass (example, key) or (variant, example, key)."
+            )
+        gone = positions.to(weights.device)[..., None, None, :]
+        return place.at_hand(gone, "zero: a mask") if positions.dim() == 3 else gone
+    listed = [positions] if isinstance(positions, int) else [int(key) for key in positions]
+    if missing := [key for key in listed if not -size <= key < size]:
+        raise NoSuchPart(
+            f"zero: positions={missing} are not there: site {place.site} ({place.name}) has keys 0 to {size - 1}."
+        )
+    gone = torch.zeros(size, dtype=torch.bool, device=weights.device)
+    gone[listed] = True
+    return gone
+
+
+def _shown(positions: object) -> str:
+    return f"{tuple(positions.shape)} mask" if isinstance(positions, Tensor) else str(positions)

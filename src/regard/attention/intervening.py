@@ -1,0 +1,280 @@
+"""What would the model have said with other attention?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.editing import CannotReplay, Editor, Plan, Step, padded_rows
+from regard.attention.edits import Edit, custom
+from regard.attention.replay import Recording
+from regard.attention.running import record, run, undisturbed
+from regard.attention.sites import Kind
+from regard.attention.tape import Reading, Tape
+from regard.attention.tracing import settle, sites_of, special_keys, verify_readout
+from regard.errors import BadEdit, NoSuchPart, non_finite
+from regard.progress import Counter
+from regard.types import Subject
+
+ROWS_AT_ONCE = 4096  # of all examples of all variants in one forward pass: more is no faster on a CPU
+WORTH_RECORDING = 4  # variants; recording costs a forward pass, and proving it right the downstream part of two
+log = logging.getLogger("regard")
+
+
+@dataclass(frozen=True, eq=False)
+class Spot:
+    """What edits need to know of a site before the run."""
+
+    index: int
+    name: str
+    kind: Kind
+    shape: tuple[int, int, int, int]
+    real: Tensor  # example query
+    rows: Tensor | None  # example query: the row that each query stands for, where only some are computed
+    special: Tensor  # example key
+
+
+class Rerun:
+    """The same inputs, run again and again with different edits.
+
+    Args:
+        subject: the model and how it is called.
+        inputs: what the subject takes.
+        gradients: keep a graph, through the edits and the model's parameters, to differentiate the output by them.
+        replay: run what lies upstream of the first edited site once, and not again.
+    """
+
+    def __init__(self, subject: Subject, inputs: Any, *, gradients: bool = False, replay: bool = True) -> None:
+        self.subject, self.gradients, self.replay = subject, gradients, replay
+        self.batch = subject.encode(inputs)
+        with undisturbed(subject.model):
+            tape, self.output = record(subject, self.batch)
+            settle(subject, self.batch, tape)
+            self.readout = subject.readout(self.batch, None)
+            verify_readout(subject, self.batch)
+        batch = self.batch
+        self.spots = [
+            Spot(
+                site.index, site.name, site.kind, site.shape, site.real, site.rows,
+                special_keys(batch.real, batch.features, batch.source, site.shape[3])[: site.shape[0]],
+            )
+            for site in sites_of(tape, self.readout)
+        ]  # fmt: skip
+        self.readings = [entry.readings[0] for entry in tape.records]
+        self.recordings: dict[int, Recording | None] = {}
+        self.readings_of_many: list[Reading] | None = None
+
+    def __call__(self, edits: Edits, *, variants: int | None = None) -> Tensor:
+        """The output under the edits: ``(example, class)``, or ``(variant, example, class)``."""
+        if variants is not None and (isinstance(variants, bool) or not isinstance(variants, int) or variants < 1):
+            raise BadEdit(f"variants={variants!r} must be a whole number, 1 or more, or None.")
+        steps = self.resolve(edits)
+        plan = Plan(
+            steps, [spot.name for spot in self.spots], self.readings, {i: self.spots[i].special for i in steps},
+            range(variants or 1), variants, self.gradients,
+        )  # fmt: skip
+        with undisturbed(self.subject.model):
+            recording = None
+            if steps and self.replay and (variants or 0) >= WORTH_RECORDING:
+                recording = self._recording(min(steps))
+            if variants is None or variants * len(self.batch) == 1:
+                return self._run(plan, recording)
+            return self._run_all(replace(plan, readings=self._readings_of_many()), recording)
+
+    def resolve(self, edits: Edits) -> dict[int, list[Step]]:
+        """For each site that is edited its steps, in the order of the list."""
+        listed = [edits] if isinstance(edits, Edit) or callable(edits) else list(edits)
+        steps: dict[int, list[Step]] = {}
+        for entry in listed:
+            edit = entry if isinstance(entry, Edit) else custom(entry)
+            for spot in self._spots(edit):
+                rows, valid = self._rows(edit, spot)
+                device = spot.real.device
+                heads = torch.tensor(_chosen("heads", edit.heads, spot.shape[1], edit, spot), device=device)
+                steps.setdefault(spot.index, []).append(Step(edit, heads, rows, valid))
+        return steps
+
+    def _spots(self, edit: Edit) -> list[Spot]:
+        """The sites that an edit names: by number, name or kind."""
+        if edit.sites is None:
+            return self.spots
+        wanted = [edit.sites] if isinstance(edit.sites, (int, str)) else edit.sites
+        found: dict[int, Spot] = {}
+        for which in wanted:
+            if isinstance(which, str):
+                some = [spot for spot in self.spots if which in (spot.name, spot.kind)]
+            else:
+                some = self.spots[which : which + 1 or None] if -len(self.spots) <= which < len(self.spots) else []
+            if not some:
+                there = ", ".join(f"{spot.index}: {spot.name} ({spot.kind})" for spot in self.spots)
+                raise NoSuchPart(f"edit {edit.name}: sites={which!r} is not there. There are {there}.")
+            found |= {spot.index: spot for spot in some}
+        return [found[index] for index in sorted(found)]
+
+    def _rows(self, edit: Edit, spot: Spot) -> tuple[Tensor, Tensor]:
+        """``(example, row)``: the rows of a site that an edit names, and which of these are not padding."""
+        examples, _, queries, _ = spot.shape
+        if edit.rows == "readout" and spot.rows is None and tuple(self.readout.shape) == (examples, queries):
+            return padded_rows(spot.real & (self.readout.to(spot.real.device) > 0))
+        if isinstance(edit.rows, str):
+            if edit.rows not in ("all", "readout"):
+                raise NoSuchPart(f"edit {edit.name}: rows={edit.rows!r} is neither 'all', 'readout' nor row numbers.")
+            # where the readout is not among the queries (an encoder's, say), all of them take part in it
+            return padded_rows(spot.real)
+        if spot.rows is not None:  # the site computes one row: the one that is read
+            size = spot.shape[3]
+            named = torch.tensor(_chosen("rows", edit.rows, size, edit, spot), device=spot.real.device)
+            here = torch.isin(spot.rows.to(spot.real.device), named) & spot.real
+        else:
+            named = torch.tensor(_chosen("rows", edit.rows, queries, edit, spot), device=spot.real.device)
+            return self._not_only_padding(named.expand(examples, -1), spot.real[:, named], edit, spot)
+        rows, valid = padded_rows(here)
+        return self._not_only_padding(rows, valid, edit, spot)
+
+    @staticmethod
+    def _not_only_padding(rows: Tensor, valid: Tensor, edit: Edit, spot: Spot) -> tuple[Tensor, Tensor]:
+        if not valid.any():
+            raise NoSuchPart(
+                f"edit {edit.name}: rows={edit.rows!r} are padding, or not computed, in every example at site "
+                f"{spot.index} ({spot.name})."
+            )
+        return rows, valid
+
+    def _run(self, plan: Plan, recording: Recording | None) -> Tensor:
+        """One forward pass over the variants of a plan."""
+        subject, size = self.subject, len(self.batch)
+        batch = self.batch if plan.total is None else self.batch.pick([*range(size)] * len(plan.variants))
+        if recording is not None:
+            try:
+                editor = Editor(subject.model, batch, replace(plan, replayed=True))
+                with recording.replay(editor, len(plan.variants)):
+                    return self._finite(run(subject, batch, editor, gradients=self.gradients))
+            except CannotReplay as reason:
+                log.debug("replay is off: %s", reason)
+                self.recordings[min(plan.steps)] = None
+        editor = Editor(subject.model, batch, plan)
+        return self._finite(run(subject, batch, editor, gradients=self.gradients))
+
+    def _run_all(self, plan: Plan, recording: Recording | None) -> Tensor:
+        """As many forward passes as the variants need to fit into memory."""
+        total, size = len(plan.variants), len(self.batch)
+        alone = any(spot.kind == "samples" for spot in self.spots)  # variants must not attend to one another
+        at_once = 1 if alone else max(1, min(total, ROWS_AT_ONCE // (size * max(self.batch.lengths))))
+        outputs: list[Tensor] = []
+        done = 0
+        with Counter("variants", total) as counter:
+            while done < total:
+                variants = range(done, min(done + at_once, total))
+                try:
+                    outputs.append(self._run(replace(plan, variants=variants), recording))
+                except (MemoryError, RuntimeError) as problem:
+                    if at_once == 1 or not _out_of_memory(problem):
+                        raise
+                    at_once = max(1, at_once // 2)
+                    log.warning(
+                        "%d variants do not fit into memory; going on with %d at a time", len(variants), at_once
+                    )
+                    continue
+                done = variants.stop
+                counter.advance(len(variants))
+        return torch.cat(outputs).view(total, size, -1)
+
+    def _recording(self, first: int) -> Recording | None:
+        """What lies upstream of a site, run once; None where it cannot be replayed."""
+        if first not in self.recordings:
+            tape = Tape(self.subject.model, self.batch)
+            recording = Recording(self.subject.model, len(self.batch))
+            with recording.record(tape, first):
+                run(self.subject, self.batch, tape, gradients=self.gradients)
+            self.recordings[first] = recording if self._proved(recording) else None
+        return self.recordings[first]
+
+    def _proved(self, recording: Recording) -> bool:
+        """Two unedited variants, replayed, must give what the plain run gave, twice."""
+        two = self.batch.pick([*range(len(self.batch))] * 2)
+        try:
+            tape = Tape(self.subject.model, two)
+            with recording.replay(tape, 2):
+                again = run(self.subject, two, tape, gradients=False)
+            gap = float((again - torch.cat([self.output, self.output])).abs().max())
+        except Exception as problem:  # whatever a model does when it is given what it did not expect
+            log.debug("replay is off: the model fails on what was recorded: %s", problem)
+            return False
+        if not gap <= 1e-5 * max(1.0, float(self.output.abs().max())):
+            log.debug("replay is off: it is off by %.2g from the plain run", gap)
+            return False
+        return True
+
+    def _readings_of_many(self) -> list[Reading]:
+        """How examples and heads share their axes when there are several variants."""
+        if self.readings_of_many is None:
+            self.readings_of_many = list(self.readings)
+            if len(self.batch) == 1 and not all(spot.kind == "samples" for spot in self.spots):
+                two = self.batch.pick([0, 0])
+                tape, _ = record(self.subject, two)
+                settle(self.subject, two, tape)
+                self.readings_of_many = [entry.readings[0] for entry in tape.records]
+        return self.readings_of_many
+
+    def _finite(self, output: Tensor) -> Tensor:
+        if not output.detach().isfinite().all():
+            raise non_finite("the model's output under these edits")
+        return output
+
+
+Edits = Edit | Callable[..., Tensor] | Sequence[Edit | Callable[..., Tensor]]
+
+
+def intervene(
+    subject: Subject,
+    inputs: Any,
+    edits: Edits,
+    *,
+    variants: int | None = None,
+    gradients: bool = False,
+    replay: bool = True,
+) -> Tensor:
+    """Run the subject with edited attention; the model is afterwards as it was.
+
+    Args:
+        subject: made by `regard.text`, `regard.causal`, `regard.pooled`, `regard.module` and the like.
+        inputs: what the subject takes.
+        edits: one or several of `regard.edits`, or functions of your own; made in the order of the list, each on what
+            the one before has left.
+        variants: run so many variants of the same inputs, which edits can tell apart: each permutation is another.
+        gradients: keep a graph, to differentiate the output by what the edits hold and by the model's parameters.
+        replay: run what lies upstream of the first edited site once for all variants.
+
+    Returns:
+        What the subject's forward gives: ``(example, class)``; with variants ``(variant, example, class)``.
+
+    Example:
+        >>> import regard
+        >>> subject = regard.pooled(regard.models.toys.decisive())
+        >>> regard.intervene(subject, "so so good so", [regard.edits.uniform()]).shape
+        torch.Size([1, 2])
+    """
+    return Rerun(subject, inputs, gradients=gradients, replay=replay)(edits, variants=variants)
+
+
+def _chosen(part: str, wanted: Any, size: int, edit: Edit, spot: Spot) -> list[int]:
+    """Validated numbers of heads or rows, each once."""
+    if wanted is None:
+        return list(range(size))
+    numbers = [wanted] if isinstance(wanted, int) else [int(number) for number in wanted]
+    missing = [number for number in numbers if not -size <= number < size]
+    if missing or not numbers:
+        raise NoSuchPart(
+            f"edit {edit.name}: {part}={wanted!r}: site {spot.index} ({spot.name}) has {part} 0 to {size - 1}."
+        )
+    return list(dict.fromkeys(number % size for number in numbers))
+
+
+def _out_of_memory(problem: BaseException) -> bool:
+    message = str(problem)
+    return isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in message
