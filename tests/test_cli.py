@@ -22,10 +22,10 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 def test_version_and_help():
     assert CliRunner().invoke(app, ["--version"]).output.strip() == f"regard {regard.__version__}"
-    for args in (["--help"], ["trace", "--help"]):
+    for args, example in ((["--help"], "doctor"), (["trace", "--help"], "trace"), (["doctor", "--help"], "doctor")):
         result = CliRunner().invoke(app, args)
         assert result.exit_code == 0
-        assert "regard trace --model" in result.output
+        assert f"regard {example} --model" in result.output
 
 
 def test_trace_prints_a_table(minilm_path):
@@ -78,3 +78,78 @@ def test_bad_input_is_one_message_and_exit_code_2(minilm_path, args, words):
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_doctor_prints_a_page(minilm_path):
+    done = run("doctor", "--model", str(minilm_path))
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for words in (
+        "BertModel, 22.7 M parameters, float32",
+        "self  6       12",
+        "readout",
+        "rows alike; measured",
+        "(max |A·V",
+    ):
+        assert words in done.stdout
+    for ability in ("weights", "gradients", "edits", "10 variants"):
+        assert any(
+            line.startswith(ability) and " yes " in line and "passes" in line for line in done.stdout.splitlines()
+        )
+    assert "no predicted class" in done.stdout.replace("\n", " ")
+
+
+def test_doctor_prints_json(tmp_path, classifier, tokenizer):
+    classifier.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    done = run("doctor", "--model", str(tmp_path), "--text", "a moving film", "--text", "dull", "--json")
+    report = json.loads(done.stdout)
+    assert report["works"] is True
+    assert report["model"]["class"] == "BertForSequenceClassification"
+    assert report["examples"] == [2, 5]
+    assert report["sites"] == [
+        {"kind": "self", "number": 2, "heads": 4, "shape": [2, 4, 5, 5], "weights": "fused, recomputed",
+         "first": "bert.encoder.layer.0.attention.self", "last": "bert.encoder.layer.1.attention.self"}
+    ]  # fmt: skip
+    assert report["readout"] == "row 0 ('[CLS]' in the first example); measured"
+    assert report["error"] < 1e-4
+    assert all(ability["passes"] > 0 for ability in report["abilities"])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model", "/nowhere"], ["/nowhere", "does not exist"]),
+        (["--model", "{minilm}", "--image", "cat.png"], ["cat.png", "reads texts", "--text"]),
+        (["--model", "{minilm}", "--text", ""], ["inputs[0]", "empty"]),
+    ],
+)
+def test_doctor_refuses_in_one_message(minilm_path, args, words):
+    done = run("doctor", *(arg.replace("{minilm}", str(minilm_path)) for arg in args))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words)
+
+
+def test_doctor_looks_at_pictures(tmp_path):
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        image_size=32,
+        patch_size=8,
+        num_labels=3,
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    done = run("doctor", "--model", str(tmp_path), "--json")
+    report = json.loads(done.stdout)
+    assert report["works"] is True
+    assert report["sites"][0]["shape"] == [1, 4, 17, 17]
+    assert "[CLS]" in report["readout"]
+    refused = run("doctor", "--model", str(tmp_path), "--text", "a cat")
+    assert refused.returncode == 2
+    assert "looks at pictures" in refused.stderr

@@ -30,12 +30,14 @@ class Features:
         rows: the row of each token in the model's tensors.
         words: the words of the raw input, in order.
         word: for each token the index of its word; ``None`` for special tokens.
+        grid: rows × columns, where the words are the patches of a picture, row by row.
     """
 
     tokens: tuple[str, ...]
     rows: tuple[int, ...]
     words: tuple[str, ...]
     word: tuple[int | None, ...]
+    grid: tuple[int, int] | None = None
 
     @classmethod
     def named(cls, names: Sequence[str], rows: Sequence[int], special: Collection[str]) -> Features:
@@ -80,6 +82,8 @@ class Batch:
         features: one record for each example.
         queries: numbers of query rows that attention pools may have, besides 1 and ``lengths``.
         source: the second sequence of models that have two.
+        said: for each example the class that is explained unless a target is given; None: the one that is predicted.
+            A text may have been produced that is not what the model finds most probable.
     """
 
     inputs: Mapping[str, Any]
@@ -87,6 +91,7 @@ class Batch:
     features: tuple[Features, ...]
     queries: tuple[int, ...] = ()
     source: Source | None = None
+    said: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -104,7 +109,17 @@ class Batch:
             for name, value in self.inputs.items()
         }
         source = self.source and Source(self.source.real[wanted], tuple(self.source.features[i] for i in wanted))
-        return Batch(inputs, self.real[wanted], tuple(self.features[i] for i in wanted), self.queries, source)
+        features = tuple(self.features[i] for i in wanted)
+        said = self.said and tuple(self.said[i] for i in wanted)
+        return Batch(inputs, self.real[wanted], features, self.queries, source, said)
+
+    def explained(self, target: Targets) -> Targets:
+        """The target, or what was said where there is none."""
+        if self.said is None or not (target is None or isinstance(target, list)):
+            return target
+        return [
+            said if one is None else one for said, one in zip(self.said, one_by_one(target, len(self)), strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -273,3 +273,57 @@ def test_a_language_model_head_is_sent_to_causal(tokenizer):
     model = small(hf.BertForMaskedLM, tokenizer)
     with pytest.raises(errors.SubjectError, match=r"\(example, class\).*regard\.causal"):
         regard.trace(regard.text(model, tokenizer), "a film")
+
+
+class Slow(hf.PreTrainedTokenizer):
+    """A tokenizer written in Python: it knows no character offsets. Pieces of at most three letters."""
+
+    vocab_files_names: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, **options):
+        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁so", "▁goo", "d", "▁un", "goo"]
+        self.table = {piece: number for number, piece in enumerate(pieces)}
+        super().__init__(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", **options)
+
+    @property
+    def vocab_size(self):
+        return len(self.table)
+
+    def get_vocab(self):
+        return dict(self.table)
+
+    def _tokenize(self, text, **options):
+        words = [f"▁{word}" for word in text.split()]
+        cuts = [(word[:4], word[4:]) if len(word) > 4 else (word,) for word in words]
+        return [piece for cut in cuts for piece in (("▁un", "goo", "d") if "".join(cut) == "▁ungood" else cut)]
+
+    def _convert_token_to_id(self, token):
+        return self.table.get(token, 1)
+
+    def _convert_id_to_token(self, index):
+        return list(self.table)[index]
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens).replace("▁", " ").strip()
+
+    def build_inputs_with_special_tokens(self, one, two=None):
+        return [2, *one, 3]
+
+    def get_special_tokens_mask(self, one, two=None, already_has_special_tokens=False):
+        return (
+            [int(token < 4 and token != 1) for token in one] if already_has_special_tokens else [1, *[0] * len(one), 1]
+        )
+
+
+def test_a_tokenizer_without_offsets_gives_words_by_what_its_tokens_say():
+    config = hf.BertConfig(
+        vocab_size=9, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40, num_labels=2
+    )
+    subject = regard.text(hf.BertForSequenceClassification(config).eval(), Slow())
+    t = regard.trace(subject, ["so ungood good", "so"])
+    one, other = t.features
+    assert one.words == ("so", "ungood", "good")
+    assert one.word == (None, 0, 1, 1, 1, 2, 2, None)
+    assert one.rows_of_words == ((1,), (2, 3, 4), (5, 6))
+    assert other.words == ("so",)
+    assert other.rows == (0, 1, 2)

@@ -154,7 +154,7 @@ class Editor(Tape):
 
     def _write(self, steps: list[Step], record: Record, source: Given | Fused, view: Tensor, dropout: float) -> None:
         """Compute the edited rows explicitly and write them into the result, in blocks where no graph is kept."""
-        heads = steps[0].heads if len(steps) == 1 else torch.cat([step.heads for step in steps]).unique()
+        heads = torch.cat([step.heads for step in steps]).unique()
         rows = steps[0].rows if len(steps) == 1 else _union(steps, source.shape[2])
         block = rows.shape[1]
         if len(steps) == 1 and not torch.is_grad_enabled():
@@ -178,7 +178,7 @@ class Editor(Tape):
             mine = step.rows[:, span] if len(steps) == 1 else step.rows
             valid = (step.valid[:, span] if len(steps) == 1 else step.valid).repeat(variants, 1)
             head_at = torch.searchsorted(heads, step.heads)
-            row_at = torch.searchsorted(rows, mine).repeat(variants, 1) if len(steps) > 1 else None
+            row_at = torch.searchsorted(rows, mine.contiguous()).repeat(variants, 1) if len(steps) > 1 else None
             part, seen = weights[:, head_at], allowed[:, head_at]
             if row_at is not None:
                 part, seen = (x.take_along_dim(row_at[:, None, :, None], 2) for x in (part, seen))
@@ -211,13 +211,12 @@ class Editor(Tape):
             raise BadEdit(f"{what} returned NaN or Inf.")
         if step.edit.normalised:
             total, mass = shown.sum(-1), weights.detach().transpose(1, 2)[valid].sum(-1)
-            off = torch.minimum((total - mass).abs(), (total - 1).abs()).max()
-            hidden = shown.where(~allowed.transpose(1, 2)[valid], 0).abs().max()
-            lowest = shown.min()
+            off = torch.minimum((total - mass).abs(), (total - 1).abs()).flatten()
+            lowest = float(shown.min())
+            hidden = float(shown.where(~allowed.transpose(1, 2)[valid], 0).abs().max())
             problem = (
                 f"has a negative weight ({lowest:.3g})" if lowest < -SLACK
-                else f"has a row that sums to {total[(total - 1).abs().argmax() if off > SLACK else 0]:.4g}, not 1"
-                if off > SLACK
+                else f"has a row that sums to {float(total.flatten()[off.argmax()]):.4g}, not 1" if off.max() > SLACK
                 else f"gives weight {hidden:.3g} to a key that the mask hides" if hidden > SLACK
                 else None
             )  # fmt: skip

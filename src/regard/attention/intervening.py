@@ -67,7 +67,7 @@ class Rerun:
         ]  # fmt: skip
         self.readings = [entry.readings[0] for entry in tape.records]
         self.recordings: dict[int, Recording | None] = {}
-        self.readings_of_many: list[Reading] | None = None
+        self.several: tuple[list[Reading], bool] | None = None
 
     def __call__(self, edits: Edits, *, variants: int | None = None) -> Tensor:
         """The output under the edits: ``(example, class)``, or ``(variant, example, class)``."""
@@ -82,9 +82,13 @@ class Rerun:
             recording = None
             if steps and self.replay and (variants or 0) >= WORTH_RECORDING:
                 recording = self._recording(min(steps))
-            if variants is None or variants * len(self.batch) == 1:
+            if variants is None:
                 return self._run(plan, recording)
-            return self._run_all(replace(plan, readings=self._readings_of_many()), recording)
+            readings, apart = self._several()
+            if not apart:
+                return self._run_all(plan, recording, at_once=1)
+            at_once = max(1, ROWS_AT_ONCE // (len(self.batch) * max(self.batch.lengths)))
+            return self._run_all(replace(plan, readings=readings), recording, at_once)
 
     def resolve(self, edits: Edits) -> dict[int, list[Step]]:
         """For each site that is edited its steps, in the order of the list."""
@@ -160,11 +164,9 @@ class Rerun:
         editor = Editor(subject.model, batch, plan)
         return self._finite(run(subject, batch, editor, gradients=self.gradients))
 
-    def _run_all(self, plan: Plan, recording: Recording | None) -> Tensor:
-        """As many forward passes as the variants need to fit into memory."""
+    def _run_all(self, plan: Plan, recording: Recording | None, at_once: int) -> Tensor:
+        """As many forward passes as the variants need, ``at_once`` in each, fewer if these do not fit into memory."""
         total, size = len(plan.variants), len(self.batch)
-        alone = any(spot.kind == "samples" for spot in self.spots)  # variants must not attend to one another
-        at_once = 1 if alone else max(1, min(total, ROWS_AT_ONCE // (size * max(self.batch.lengths))))
         outputs: list[Tensor] = []
         done = 0
         with Counter("variants", total) as counter:
@@ -173,9 +175,9 @@ class Rerun:
                 try:
                     outputs.append(self._run(replace(plan, variants=variants), recording))
                 except (MemoryError, RuntimeError) as problem:
-                    if at_once == 1 or not _out_of_memory(problem):
+                    if len(variants) == 1 or not _out_of_memory(problem):
                         raise
-                    at_once = max(1, at_once // 2)
+                    at_once = len(variants) // 2
                     log.warning(
                         "%d variants do not fit into memory; going on with %d at a time", len(variants), at_once
                     )
@@ -201,25 +203,33 @@ class Rerun:
             tape = Tape(self.subject.model, two)
             with recording.replay(tape, 2):
                 again = run(self.subject, two, tape, gradients=False)
-            gap = float((again - torch.cat([self.output, self.output])).abs().max())
         except Exception as problem:  # whatever a model does when it is given what it did not expect
             log.debug("replay is off: the model fails on what was recorded: %s", problem)
             return False
-        if not gap <= 1e-5 * max(1.0, float(self.output.abs().max())):
-            log.debug("replay is off: it is off by %.2g from the plain run", gap)
+        if not self._same(again, torch.cat([self.output, self.output])):
+            log.debug("replay is off: unedited variants do not give what the plain run gave")
             return False
         return True
 
-    def _readings_of_many(self) -> list[Reading]:
-        """How examples and heads share their axes when there are several variants."""
-        if self.readings_of_many is None:
-            self.readings_of_many = list(self.readings)
-            if len(self.batch) == 1 and not all(spot.kind == "samples" for spot in self.spots):
-                two = self.batch.pick([0, 0])
-                tape, _ = record(self.subject, two)
+    def _several(self) -> tuple[list[Reading], bool]:
+        """How examples and heads share their axes when there are several variants, and whether these keep apart.
+
+        They do not in models where the examples of a batch look at one another: there variants are run one by one.
+        """
+        if self.several is None:
+            two = self.batch.pick([*range(len(self.batch))] * 2)
+            tape, output = record(self.subject, two)
+            apart = self._same(output, torch.cat([self.output, self.output]))
+            if apart:
                 settle(self.subject, two, tape)
-                self.readings_of_many = [entry.readings[0] for entry in tape.records]
-        return self.readings_of_many
+            else:
+                log.debug("the examples of a batch are not independent: variants are run one by one")
+            self.several = [entry.readings[0] for entry in tape.records], apart
+        return self.several
+
+    @staticmethod
+    def _same(output: Tensor, expected: Tensor) -> bool:
+        return bool((output - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1))
 
     def _finite(self, output: Tensor) -> Tensor:
         if not output.detach().isfinite().all():
@@ -257,7 +267,7 @@ def intervene(
         >>> import regard
         >>> subject = regard.pooled(regard.models.toys.decisive())
         >>> regard.intervene(subject, "so so good so", [regard.edits.uniform()]).shape
-        torch.Size([1, 2])
+        torch.Size([1, 1])
     """
     return Rerun(subject, inputs, gradients=gradients, replay=replay)(edits, variants=variants)
 

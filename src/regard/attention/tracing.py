@@ -185,7 +185,7 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
         score = None
         if gradients or target is not None or subject.predicts:
             with torch.set_grad_enabled(gradients):
-                score = subject.score(output, target, of)
+                score = subject.score(output, batch.explained(target), of)
         out_gradients = _differentiate(tape, score) if gradients and score is not None else None
         settle(subject, batch, tape)
         score = score and replace(score, values=score.values.detach())
@@ -232,21 +232,37 @@ def special_keys(real: Tensor, features: tuple[Features, ...], source: Source | 
 def measure_readout(subject: Subject, batch: Batch) -> tuple[Tensor | None, Score | None]:
     """``(example, row)``: True where the output of the last site moves the model's output; None if none does.
 
-    Beside it the score whose gradient was taken, if the subject predicts something.
+    Beside it the score whose gradient was taken, if the subject predicts something. Where there are two sequences, the
+    last site may be one of the other's (co-attention): it is then the last that moves the output.
     """
-    score = None
+    rows = score = None
     with undisturbed(subject.model):
-        first, _ = record(subject, batch)
-        tape, output = record(subject, batch, leaf=len(first.records) - 1)
-        if not output.requires_grad:
-            return None, None
-        with torch.enable_grad():
-            if subject.predicts:
-                score = subject.score(output, None, "logit")
-                scalar = score.values.sum()
-            else:  # an embedding; no cancellation between its channels: each gets a weight of its own
-                scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
-    entry = tape.records[-1]
+        plain, _ = record(subject, batch)
+        last = len(plain.records) - 1
+        leaves = [last]
+        if batch.source is not None:
+            queries = [entry.source.shape[2] for entry in plain.records]
+            leaves += [leaf for leaf in reversed(range(last)) if queries[leaf] == batch.real.shape[1]]
+        for leaf in leaves:
+            rows, score = _rows_that_move(subject, batch, leaf)
+            if rows is not None:
+                break
+    return rows, score
+
+
+def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor | None, Score | None]:
+    """``(example, row)`` of one site: True where its output moves the model's; None if no row does."""
+    score = None
+    tape, output = record(subject, batch, leaf=leaf)
+    if not output.requires_grad:
+        return None, None
+    with torch.enable_grad():
+        if subject.predicts:
+            score = subject.score(output, batch.explained(None), "logit")
+            scalar = score.values.sum()
+        else:  # an embedding; no cancellation between its channels: each gets a weight of its own
+            scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
+    entry = tape.records[leaf]
     assert entry.out is not None
     (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
     if gradient is None:
@@ -337,15 +353,16 @@ def _measured_against_declared(subject: Subject, batch: Batch) -> str:
             "Pass readout= with one entry for each row."
         )
     if not torch.equal(declared.to(rows.device), rows):
+        odd = int((declared.to(rows.device) != rows).any(-1).long().argmax())
         raise ReadoutMismatch(
-            f"the readout is declared at rows {_rows(declared)}, but the output moves with rows {_rows(rows)}. "
+            f"the readout is declared at rows {_rows(declared[odd])}, but the output moves with {_rows(rows[odd])}. "
             "Pass readout='first', 'last' or 'mean', or the row that the prediction is read from."
         )
     return "measured"
 
 
 def _rows(mask: Tensor) -> str:
-    rows: list[int] = mask[0].nonzero().squeeze(-1).tolist()
+    rows: list[int] = mask.nonzero().squeeze(-1).tolist()
     shown = ", ".join(map(str, rows[:8]))
     return f"{shown}, … ({len(rows)} in all)" if len(rows) > 8 else shown
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from regard.errors import choose
-from regard.subjects.causal import CausalSubject, causal
+from regard.subjects.causal import causal
+from regard.subjects.image import image
 from regard.subjects.loading import task_of
 from regard.subjects.module import module
 from regard.subjects.pooled import pooled
-from regard.subjects.text import TextSubject, text
+from regard.subjects.seq2seq import seq2seq
+from regard.subjects.text import text
 from regard.subjects.tokens import OverLimit
+from regard.types import Subject
 
-__all__ = ["causal", "module", "open_subject", "pooled", "text"]
+__all__ = ["causal", "image", "module", "open_subject", "pooled", "seq2seq", "text"]
 
 
-def open_subject(model: str | Path, *, over_limit: OverLimit = "error") -> CausalSubject | TextSubject:
-    """`regard.causal` or `regard.text`, by what the checkpoint was saved for."""
+def open_subject(model: str | Path, *, over_limit: OverLimit = "error") -> Subject:
+    """`regard.causal`, `seq2seq`, `image` or `text`, by what the checkpoint was saved for."""
     choose("over_limit", over_limit, ("error", "truncate", "allow"))
-    make = causal if task_of(model) == "generate" else text
+    task = task_of(model)
+    if task in ("recognise", "see"):
+        return image(model)
+    make = causal if task == "generate" else seq2seq if task == "translate" else text
     return make(model, over_limit=over_limit)

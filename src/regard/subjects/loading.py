@@ -15,11 +15,14 @@ from torch import nn
 
 from regard.errors import NotAModel, TokenizerMismatch
 
-Task = Literal["classify", "encode", "generate"]
+Task = Literal["classify", "encode", "generate", "recognise", "see", "translate"]
 AUTO = {
     "classify": transformers.AutoModelForSequenceClassification,
     "encode": transformers.AutoModel,
     "generate": transformers.AutoModelForCausalLM,
+    "translate": transformers.AutoModelForSeq2SeqLM,
+    "recognise": transformers.AutoModelForImageClassification,
+    "see": transformers.AutoModel,
 }
 
 
@@ -61,6 +64,43 @@ def load(
         # transformers reports a missing file, a broken one, a missing package and an unknown type this way
         raise NotAModel(f"model={str(model)!r} could not be loaded: {problem}") from problem
     return live, tokenizer
+
+
+def load_vision(
+    model: nn.Module | str | Path, processor: Any, *, with_text: bool, trust_remote_code: bool = False
+) -> tuple[nn.Module, Any, Any, bool]:
+    """A vision model, its image processor, its tokenizer, and whether all of its weights were in the checkpoint.
+
+    Args:
+        model: a live model, or a local folder or a hub name.
+        processor: a live processor of pictures, or of pictures and texts; a folder or a name; or None to take the one
+            beside the model. A live model may do without.
+        with_text: whether a tokenizer is wanted, too.
+        trust_remote_code: run Python code that comes with the checkpoint. Off unless you say so.
+    """
+    if not isinstance(model, (nn.Module, str, Path)):
+        raise NotAModel(
+            f"model={model!r} is a {type(model).__name__}, not a model, a path or a hub name. "
+            "For anything that is not a Hugging Face model, use regard.module."
+        )
+    live, complete, tokenizer = model, True, getattr(processor, "tokenizer", None)
+    options = {"trust_remote_code": trust_remote_code}
+    beside = processor if isinstance(processor, (str, Path)) else None
+    try:
+        with quiet_unless_terminal():
+            if not isinstance(live, nn.Module):
+                source, gguf = locate(live)
+                live, told = AUTO[task_of(live, **options)].from_pretrained(
+                    source, use_safetensors=True, output_loading_info=True, **options, **gguf
+                )
+                complete, beside = not told["missing_keys"], beside or (source if processor is None else None)
+            if beside is not None:
+                processor = transformers.AutoImageProcessor.from_pretrained(beside, **options)
+                tokenizer = transformers.AutoTokenizer.from_pretrained(beside, **options) if with_text else None
+    except (OSError, ValueError, ImportError, KeyError) as problem:
+        what = f"processor={str(beside)!r}" if isinstance(live, nn.Module) else f"model={str(model)!r}"
+        raise NotAModel(f"{what} could not be loaded: {problem}") from problem
+    return live, getattr(processor, "image_processor", processor), tokenizer, complete
 
 
 @contextmanager
@@ -119,7 +159,22 @@ def task_of(model: str | Path, *, trust_remote_code: bool = False) -> Task:
     classes = " ".join(config.architectures or ())
     if "ForSequenceClassification" in classes:
         return "classify"
+    if "ForImageClassification" in classes:
+        return "recognise"
+    if getattr(config, "is_encoder_decoder", False) and "EncoderModel" not in classes:
+        return "translate"
+    seen, said = ("patch_size", "vision_config"), ("vocab_size", "audio_config")
+    writes = "ForConditionalGeneration" in classes or "ForCausalLM" in classes
+    if any(hasattr(config, name) for name in seen) and not any(hasattr(config, name) for name in said) and not writes:
+        return "see"
     return "generate" if "ForCausalLM" in classes or "LMHeadModel" in classes else "encode"
+
+
+def translates(model: nn.Module) -> bool:
+    """Whether a live model reads a text and writes another: an encoder–decoder with a language-model head."""
+    config, writes = getattr(model, "config", None), getattr(model, "can_generate", None)
+    reads = getattr(model, "main_input_name", "input_ids") == "input_ids"  # not a spectrogram, not pixels
+    return bool(getattr(config, "is_encoder_decoder", False) and reads and writes and writes())
 
 
 def sentence_pooling(model: nn.Module | str | Path) -> Literal["first", "mean"] | None:

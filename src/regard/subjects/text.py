@@ -15,7 +15,7 @@ from regard.attention import measure_readout
 from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.subjects import targets
-from regard.subjects.loading import Task, is_gguf, load, sentence_pooling, task_of
+from regard.subjects.loading import Task, is_gguf, load, sentence_pooling, task_of, translates
 from regard.subjects.tokens import (
     PROBE,
     OverLimit,
@@ -103,13 +103,7 @@ class TextSubject:
                     f"{type(self.model).__name__} returns neither logits nor last_hidden_state. Use regard.module."
                 )
             return targets.Head("embedding", lambda name: -1, str)
-        config = getattr(self.model, "config", None)
-        size = checked_logits(output.logits, self.model).shape[-1]
-        named = getattr(config, "id2label", None) or {}
-        labels = tuple(str(named.get(index, index)) for index in range(size))
-        if getattr(config, "problem_type", None) == "multi_label_classification":
-            return targets.named_head("sigmoid", labels)
-        return targets.named_head("regression" if size == 1 else "softmax", labels)
+        return classifier_head(self.model, checked_logits(output.logits, self.model).shape[-1])
 
     @cached_property
     def reading(self) -> Reading:
@@ -166,6 +160,10 @@ def text(
         name, task = str(model), task_of(model, trust_remote_code=trust_remote_code)
     if task == "generate" or "ForCausalLM" in name or "LMHeadModel" in name:
         raise SubjectError(f"{name} predicts next tokens: use regard.causal for it.")
+    if task == "translate" or (isinstance(model, nn.Module) and translates(model)):
+        raise SubjectError(f"{name} reads one text and writes another: use regard.seq2seq for it.")
+    if task in ("recognise", "see"):
+        raise SubjectError(f"{name} looks at pictures: use regard.image for it.")
     live, tokenizer = load(model, tokenizer, task, trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
     readout = readout or sentence_pooling(model)
@@ -181,3 +179,13 @@ def checked_logits(logits: Tensor, model: nn.Module) -> Tensor:
             "Use regard.causal for next-token models, regard.module for anything else."
         )
     return logits
+
+
+def classifier_head(model: nn.Module, size: int, labels: tuple[str, ...] | None = None) -> targets.Head:
+    """The head of a classifier with so many classes, as its config describes them; labels may have other names."""
+    config = getattr(model, "config", None)
+    named = getattr(config, "id2label", None) or {}
+    labels = labels or tuple(str(named.get(index, index)) for index in range(size))
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        return targets.named_head("sigmoid", labels)
+    return targets.named_head("regression" if size == 1 else "softmax", labels)

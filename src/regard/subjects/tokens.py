@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -54,7 +56,7 @@ class Reader:
     """A tokenizer with its policies: texts in, tensors and features out.
 
     Args:
-        tokenizer: of the tokenizers library, which knows character offsets.
+        tokenizer: one of the tokenizers library knows character offsets; others give words by what tokens decode to.
         limit: the most tokens the model takes.
         over_limit: what to do with a longer text.
         padding_side: where shorter texts are padded.
@@ -82,11 +84,6 @@ class Reader:
             raise InputError("inputs mixes single texts and pairs: pass one kind at a time.")
         first = [text if isinstance(text, str) else text[0] for text in texts]
         second = None if isinstance(texts[0], str) else [text[1] for text in texts]
-        if not getattr(tokenizer, "is_fast", False):
-            raise TokenizerMismatch(
-                f"{type(tokenizer).__name__} knows no character offsets, so its tokens cannot be mapped to words. "
-                "Use a tokenizer of the tokenizers library (transformers.AutoTokenizer gives one)."
-            )
         before = tokenizer.pad_token
         if before is None and tokenizer.eos_token is None and len(texts) > 1:
             raise TokenizerMismatch("the tokenizer has no padding token: set tokenizer.pad_token, or pass one text.")
@@ -100,7 +97,7 @@ class Reader:
                 padding_side=self.padding_side,
                 truncation=cut,
                 max_length=self.limit if cut else None,
-                return_offsets_mapping=True,
+                return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)),
                 return_special_tokens_mask=True,
                 return_attention_mask=True,
                 return_tensors="pt",
@@ -131,6 +128,10 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
     found = []
     for number, text in enumerate(texts):
         rows = encoding["attention_mask"][number].nonzero().squeeze(-1).tolist()
+        if "offset_mapping" not in encoding:
+            ids, odd = encoding["input_ids"][number, rows].tolist(), special[number, rows].tolist()
+            found.append(decoded_features(tokenizer, ids, odd, rows))
+            continue
         words: list[str] = []
         word: list[int | None] = []
         word_ids, parts = encoding.word_ids(number), encoding.sequence_ids(number)
@@ -156,9 +157,26 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
             last = (part, word_ids[row], max(end, last[2]) if last is not None and last[0] == part else end)
         tokens = tuple(tokenizer.decode([int(encoding["input_ids"][number, row])]) for row in rows)
         found.append(Features(tokens, tuple(rows), tuple(words), tuple(word)))
-        if not words:
-            raise EmptyInput(f"inputs[{number}]={text!r} has no tokens but special ones.")
+    for text, features in zip(texts, found, strict=True):
+        if not features.words:
+            raise EmptyInput(f"inputs[{texts.index(text)}]={text!r} has no tokens but special ones.")
     return tuple(found)
+
+
+def decoded_features(tokenizer: Any, ids: list[int], special: list[bool], rows: Sequence[int]) -> Features:
+    """Tokens and their words, which end at white space, where nothing is known but what the tokens say together."""
+    shown = [token for token, odd in zip(ids, special, strict=True) if not odd]
+    words = (decode(tokenizer, shown).split() or [""]) if shown else []
+    ends = list(accumulate(map(len, words)))  # in letters, not counting white space
+    letters = (len("".join(decode(tokenizer, shown[: count + 1]).split())) for count in range(len(shown)))
+    word = (min(bisect_left(ends, count), len(words) - 1) for count in letters)
+    tokens = tuple(decode(tokenizer, [token]) for token in ids)
+    return Features(tokens, tuple(rows), tuple(words), tuple(None if odd else next(word) for odd in special))
+
+
+def decode(tokenizer: Any, ids: list[int]) -> str:
+    """What tokens say, with white space as it is."""
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def check_options(special: str, over_limit: str, padding_side: str) -> None:
