@@ -123,9 +123,12 @@ class Editor(Tape):
                 "model takes another path. Edit later sites, or one at a time."
             )
         record.readings = (self.plan.readings[number],)
-        edited = result.clone(memory_format=torch.contiguous_format)
-        before, view = record.fold(result), record.fold(edited)
-        if view.untyped_storage().data_ptr() != edited.untyped_storage().data_ptr():
+        for layout in (torch.preserve_format, torch.contiguous_format):
+            edited = result.clone(memory_format=layout)
+            before, view = record.fold(result), record.fold(edited)
+            if view.untyped_storage().data_ptr() == edited.untyped_storage().data_ptr():
+                break  # what is written into the view is written into the result
+        else:
             raise NotReproduced(f"site {number} ({record.name}): its result is laid out so that it cannot be edited.")
         if all(step.edit.factor for step in steps):
             for step in steps:

@@ -22,6 +22,8 @@ from regard.attention.tape import Tape
 # called it before. A module that is called many times (ALBERT's only layer) has a key for each call.
 Call = tuple[tuple[int, int], ...]
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+# Two threads that shadow the same modules would restore each other's shadows.
+one_at_a_time = threading.RLock()
 
 
 class Recording:
@@ -88,9 +90,8 @@ class Recording:
 def shadowed(model: nn.Module, called: Callable[[Call, Callable[[], Any]], Any]) -> Iterator[None]:
     """Ask ``called(call, forward)`` for the output of each submodule, for the length of a block, in this thread."""
     thread = threading.get_ident()
-    running: list[tuple[Call, dict[int, int]]] = [
-        ((), {})
-    ]  # each running call, and how often it has called each module
+    # each running call, and how often it has called each module
+    running: list[tuple[Call, dict[int, int]]] = [((), {})]
 
     def shadow(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -109,20 +110,20 @@ def shadowed(model: nn.Module, called: Callable[[Call, Callable[[], Any]], Any])
 
         return instead
 
-    before: list[tuple[nn.Module, Any]] = []
-    try:
-        for module in model.modules():
-            if module is model or isinstance(module, torch.jit.ScriptModule):
-                continue
-            before.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = shadow(module, module.forward)
-        yield
-    finally:
-        for module, own in before:
-            if own is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = own
+    with one_at_a_time:
+        before: list[tuple[nn.Module, Any]] = []
+        try:
+            for module in model.modules():
+                if module is not model and not isinstance(module, torch.jit.ScriptModule):
+                    before.append((module, module.__dict__.get("forward")))
+                    module.__dict__["forward"] = shadow(module, module.forward)
+            yield
+        finally:
+            for module, own in before:
+                if own is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = own
 
 
 def _can_be_kept(output: Any) -> bool:

@@ -165,8 +165,9 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
     The model runs as it always does, in eval mode, on its own backend and device, and is afterwards as it was.
 
     Args:
-        subject: made by `regard.text`, `regard.causal`, `regard.pooled` or `regard.module`.
-        inputs: what the subject takes: a text, a list of texts, tensors.
+        subject: made by `regard.text`, `regard.causal`, `regard.seq2seq`, `regard.image`, `regard.pooled` or
+            `regard.module`.
+        inputs: what the subject takes: a text, a list of texts, pictures, tensors.
         gradients: also keep ∂target/∂(A·V) of each site, for `Site.gradients`.
         target: the class, label, token, pair or function of the output to explain; None: what is predicted.
         of: "logit", "probability" or "logprob" of the target.
