@@ -445,3 +445,32 @@ def test_unnormalised_weights_are_taken_when_meant(small):
 def test_an_output_that_is_not_finite_is_named(small):
     with pytest.raises(NonFinite, match="output under these edits"):
         regard.intervene(*small, edits.scale(float("inf"), sites=1))
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_key_whose_weight_has_vanished_can_be_seen_all_the_same(fused, hidden):
+    """Scores hundreds apart leave weights of exactly 0; only the mask says which keys may be seen."""
+
+    class Steep(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            bias = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), hidden)
+            q, k = 10 * x[:, None], x[:, None]
+            if fused:
+                return F.scaled_dot_product_attention(q, k, x[:, None], bias).squeeze(1)
+            return ((q @ k.mT / math.sqrt(WIDTH) + bias).softmax(-1) @ x[:, None]).squeeze(1)
+
+    torch.manual_seed(0)
+    x = 3 * torch.randn(2, 4, WIDTH)
+    subject = regard.module(
+        Steep(), lambda model, x: model(x).flatten(1), features=list("abcd"), readout="mean", output="embedding"
+    )
+    assert (regard.trace(subject, x).sites[0].weights().tril() == 0).sum() > 16  # 12 are above the diagonal
+    expected = torch.stack([x[:, : row + 1].mean(1) for row in range(4)], 1)
+    torch.testing.assert_close(regard.intervene(subject, x, edits.uniform()).view_as(x), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        regard.intervene(subject, x, edits.uniform(heads=0)).view_as(x), expected, atol=1e-5, rtol=0
+    )
+    plain = regard.intervene(subject, x, [])
+    same = regard.intervene(subject, x, edits.custom(lambda weights, place: weights))
+    torch.testing.assert_close(same, plain, atol=1e-5, rtol=0)

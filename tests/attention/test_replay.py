@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from test_edits import WIDTH, Block, Model, inputs_of, subject_of
@@ -71,14 +73,101 @@ def test_replay_gives_way_where_it_cannot_be_right(how, caplog):
 
 def test_replay_is_proved_before_it_is_used(small, monkeypatch, caplog):
     """A recording that is wrong is noticed, and the model is run in full."""
-    from regard.attention.replay import Recording
+    from regard.attention import replay
 
     subject, inputs = small
     expected = regard.intervene(subject, inputs, edits.permute(1, sites=1), variants=5)
-    monkeypatch.setattr(
-        Recording, "_repeated", lambda self, leaf, variants: leaf.repeat([variants] + [1] * (leaf.dim() - 1)) * 1.01
-    )
+    repeated = replay._repeated
+    monkeypatch.setattr(replay, "_repeated", lambda leaf, axis, variants: repeated(leaf, axis, variants) * 1.01)
     with caplog.at_level("DEBUG", "regard"):
         again = regard.intervene(subject, inputs, edits.permute(1, sites=1), variants=5)
     torch.testing.assert_close(again, expected, atol=1e-6, rtol=0)
     assert "replay is off: unedited variants do not give what the plain run gave" in caplog.text
+
+
+class Between(nn.Module):
+    """A module between the softmax and the values, or one that gives the scores: they are followed by identity."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.drop = nn.Dropout(0.1) if how == "dropout" else nn.Identity()
+        self.scores = Scores() if how == "scores" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (4, 3)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        scores = self.scores(q, k) if self.scores is not None else q @ k.mT
+        return x + (self.drop(scores.softmax(-1)) @ v).transpose(1, 2).flatten(2)
+
+
+class Scores(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
+@pytest.mark.parametrize("how", ["dropout", "scores", "nothing"])
+@pytest.mark.parametrize("site", [0, 1])
+def test_an_edit_is_never_lost(how, site):
+    """Four heads of four rows: only its data flow tells the softmax from a mixture of experts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Between(how), Between(how)).eval()
+    subject = regard.module(
+        model, lambda model, x: model(x).mean(1), features=list("abcd"), readout="mean", output="embedding"
+    )
+    x = torch.randn(2, 4, WIDTH)
+    rerun = Rerun(subject, x)
+    on = rerun(edits.uniform(sites=site), variants=5)
+    off = Rerun(subject, x, replay=False)(edits.uniform(sites=site), variants=5)
+    assert (on - rerun.output).abs().max() > 0.01
+    torch.testing.assert_close(on, off, atol=1e-6, rtol=0)
+    assert rerun.recordings[site] is not None
+
+
+def test_a_site_that_is_not_reached_is_an_error(small):
+    """A model that leaves early when its first attention is edited."""
+
+    class Early(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Block(True, False), Block(True, False)
+
+        def forward(self, x: Tensor, real: Tensor) -> Tensor:
+            made = self.one(x, real)
+            return made.mean(1) if made.abs().max() > 100 else self.two(x + made, real).mean(1)
+
+    subject = regard.module(
+        Early().eval(), lambda model, x, real: model(x, real), features=list("abcd"), readout="mean", output="embedding"
+    )
+    with pytest.raises(regard.errors.NotReproduced, match=r"site 1 \(two\) was not reached.*another path"):
+        regard.intervene(subject, small[1], [edits.scale(1e6, sites=0), edits.uniform(sites=1)])
+
+
+def test_a_rerun_can_be_differentiated_again_and_again(small):
+    subject, inputs = small
+    rerun = Rerun(subject, inputs, gradients=True)
+    found = []
+    for _ in range(2):
+        subject.model.zero_grad()
+        rerun(edits.permute(0, sites=1), variants=5).sin().sum().backward()
+        found.append(subject.model.blocks[0].q.weight.grad.clone())
+    assert found[0].abs().max() > 0
+    assert torch.equal(*found)
+    subject.model.requires_grad_(False)
+    frozen = Rerun(subject, inputs, gradients=True)
+    gate = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        frozen(edits.gate(None, gate, sites=1), variants=5).sin().sum().backward()
+    assert gate.grad.abs().max() > 0
+
+
+def test_threads_may_replay_the_same_model(small):
+    subject, inputs = small
+
+    def run() -> Tensor:
+        return regard.intervene(subject, inputs, edits.permute(1, sites=1), variants=5)
+
+    expected = run()
+    with ThreadPoolExecutor(4) as pool:
+        found = [future.result() for future in [pool.submit(run) for _ in range(8)]]
+    assert all(torch.equal(one, expected) for one in found)
+    assert not any("forward" in vars(module) for module in subject.model.modules())

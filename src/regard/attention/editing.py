@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention.edits import Edit, Place
+from regard.attention.recognise import tensors_in
 from regard.attention.sites import Fused, Given, at_least_float
 from regard.attention.tape import Reading, Record, Tape
 from regard.errors import BadEdit, NotReproduced
 from regard.types import Batch
 
 BLOCK_BYTES = 256 << 20  # of explicit weights, where there is no graph that would keep them anyway
+# The smallest "minus infinity" in use is −10,000; no model's own scores are so far apart.
+HIDDEN = -9000.0
 SLACK = 1e-4  # of row sums; optimisers and half precision do not hit 1 more closely
 
 
@@ -90,6 +93,17 @@ class Editor(Tape):
         self.plan = plan
         self.count = first
         self.made_by_kernel = 0  # how many steps of the site at hand
+        self.reached: set[int] = set()
+
+    def verify(self) -> None:
+        """After the run: no edited site was passed over, or its edits would be lost without a word."""
+        for number in self.plan.steps.keys() - self.reached:
+            if self.plan.replayed:
+                raise CannotReplay(f"site {number} was not seen again")
+            raise NotReproduced(
+                f"site {number} ({self.plan.names[number]}) was not reached with these edits: the model takes another "
+                "path. Edit later sites, or one at a time."
+            )
 
     def _keep(self, record: Record, result: Tensor) -> None:
         """Nothing: the sites of many variants would fill the memory."""
@@ -110,9 +124,22 @@ class Editor(Tape):
                 query, self.made_by_kernel = torch.zeros_like(query), 1
         return super()._fused(query, key, *args, **kwargs)
 
+    def softmaxed(self, weights: Tensor, args: Any, kwargs: Any) -> Tensor:
+        """Weights that the model forms itself show by not being 0 which keys may be seen.
+
+        A key that may be seen, but whose weight has vanished, gets the smallest there is: too small to move a result.
+        """
+        if self.count not in self.plan.steps or not weights.is_floating_point():
+            return weights
+        scores = next(tensors_in(args, kwargs)).detach()
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", -1))
+        seen = scores - scores.amax(axis, keepdim=True) > HIDDEN
+        return weights.masked_fill(seen & (weights.detach() == 0), torch.finfo(weights.dtype).tiny)
+
     def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
         """The site's result with its edits made."""
         number = self.count - 1
+        self.reached.add(number)
         steps = self.plan.steps.get(number, [])[self.made_by_kernel :]
         self.made_by_kernel = 0
         if not steps:
@@ -260,6 +287,7 @@ def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor
             allowed = allowed & mask
         else:
             scores = scores + mask
+            allowed = allowed & (mask > HIDDEN)
     if source.causal:
         allowed = allowed & (torch.arange(scores.shape[-1], device=rows.device) <= index)
     scores = scores.masked_fill(~allowed, -torch.inf)
@@ -267,8 +295,6 @@ def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor
         scores.detach().amax(-1, keepdim=True) == -torch.inf
     )  # a row that sees no key at all: 0, and no NaN behind it
     weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-    if mask is not None and mask.dtype != torch.bool:  # a bias hides what it leaves no weight
-        allowed = allowed & (weights.detach() > 0)
     return weights, allowed
 
 

@@ -32,7 +32,7 @@ class Place:
         heads: the heads that are edited.
         rows: ``(example, row)``: the query row that each row of the weights is; padded with real rows.
         allowed: ``(example, head, row, key)``, True where the model's mask lets a row see a key (with a variant axis
-            before them if there are variants). Weights that the model itself has formed show this by not being 0.
+            before them if there are variants). A bias of −9,000 or less hides a key.
         special: ``(example, 1, 1, key)``, True at special tokens.
         variants: the numbers of the variants at hand; one if none were asked for.
         total: how many variants were asked for; None if none were, and then no tensor has a variant axis.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from regard.attention.tape import Reading, Tape
 from regard.attention.tracing import settle, sites_of, special_keys, verify_readout
 from regard.errors import BadEdit, NoSuchPart, non_finite
 from regard.progress import Counter
-from regard.types import Subject
+from regard.types import Batch, Subject
 
 ROWS_AT_ONCE = 4096  # of all examples of all variants in one forward pass: more is no faster on a CPU
 WORTH_RECORDING = 4  # variants; recording costs a forward pass, and proving it right the downstream part of two
@@ -67,7 +69,6 @@ class Rerun:
         ]  # fmt: skip
         self.readings = [entry.readings[0] for entry in tape.records]
         self.recordings: dict[int, Recording | None] = {}
-        self.several: tuple[list[Reading], bool] | None = None
 
     def __call__(self, edits: Edits, *, variants: int | None = None) -> Tensor:
         """The output under the edits: ``(example, class)``, or ``(variant, example, class)``."""
@@ -84,7 +85,7 @@ class Rerun:
                 recording = self._recording(min(steps))
             if variants is None:
                 return self._run(plan, recording)
-            readings, apart = self._several()
+            readings, apart = self._several
             if not apart:
                 return self._run_all(plan, recording, at_once=1)
             at_once = max(1, ROWS_AT_ONCE // (len(self.batch) * max(self.batch.lengths)))
@@ -153,16 +154,19 @@ class Rerun:
         """One forward pass over the variants of a plan."""
         subject, size = self.subject, len(self.batch)
         batch = self.batch if plan.total is None else self.batch.pick([*range(size)] * len(plan.variants))
-        if recording is not None:
-            try:
-                editor = Editor(subject.model, batch, replace(plan, replayed=True))
-                with recording.replay(editor, len(plan.variants)):
-                    return self._finite(run(subject, batch, editor, gradients=self.gradients))
-            except CannotReplay as reason:
-                log.debug("replay is off: %s", reason)
-                self.recordings[min(plan.steps)] = None
-        editor = Editor(subject.model, batch, plan)
-        return self._finite(run(subject, batch, editor, gradients=self.gradients))
+        editor = Editor(subject.model, batch, replace(plan, replayed=recording is not None))
+        upstream = nullcontext() if recording is None else recording.replay(editor, len(plan.variants))
+        try:
+            with upstream:
+                output = run(subject, batch, editor, gradients=self.gradients)
+            editor.verify()
+        except CannotReplay as reason:
+            log.debug("replay is off: %s", reason)
+            self.recordings[min(plan.steps)] = None
+            return self._run(plan, None)
+        if not output.detach().isfinite().all():
+            raise non_finite("the model's output under these edits")
+        return output
 
     def _run_all(self, plan: Plan, recording: Recording | None, at_once: int) -> Tensor:
         """As many forward passes as the variants need, ``at_once`` in each, fewer if these do not fit into memory."""
@@ -188,53 +192,56 @@ class Rerun:
 
     def _recording(self, first: int) -> Recording | None:
         """What lies upstream of a site, run once; None where it cannot be replayed."""
-        if first not in self.recordings:
-            tape = Tape(self.subject.model, self.batch)
-            recording = Recording(self.subject.model, len(self.batch))
-            with recording.record(tape, first):
-                run(self.subject, self.batch, tape, gradients=self.gradients)
+        known = self.recordings.get(first)
+        if first not in self.recordings or (known is not None and known.has_graph):
+            recording = self._recorded(self.batch, first, gradients=self.gradients)
+            recording.learn_axes(self._recorded(self._twice, first, gradients=False))
             self.recordings[first] = recording if self._proved(recording) else None
         return self.recordings[first]
 
+    def _recorded(self, batch: Batch, first: int, *, gradients: bool) -> Recording:
+        tape = Tape(self.subject.model, batch)
+        recording = Recording(self.subject.model, first)
+        with recording.record(tape):
+            run(self.subject, batch, tape, gradients=gradients)
+        return recording
+
     def _proved(self, recording: Recording) -> bool:
-        """Two unedited variants, replayed, must give what the plain run gave, twice."""
-        two = self.batch.pick([*range(len(self.batch))] * 2)
+        """Two unedited variants, replayed, must give what the plain run gave, twice, at as many sites."""
+        tape = Tape(self.subject.model, self._twice)
         try:
-            tape = Tape(self.subject.model, two)
             with recording.replay(tape, 2):
-                again = run(self.subject, two, tape, gradients=False)
+                again = run(self.subject, self._twice, tape, gradients=False)
         except Exception as problem:  # whatever a model does when it is given what it did not expect
             log.debug("replay is off: the model fails on what was recorded: %s", problem)
             return False
-        if not self._same(again, torch.cat([self.output, self.output])):
+        if tape.count != len(self.spots) or not self._same(again, torch.cat([self.output, self.output])):
             log.debug("replay is off: unedited variants do not give what the plain run gave")
             return False
         return True
 
+    @cached_property
+    def _twice(self) -> Batch:
+        """Two variants of all examples."""
+        return self.batch.pick([*range(len(self.batch))] * 2)
+
+    @cached_property
     def _several(self) -> tuple[list[Reading], bool]:
         """How examples and heads share their axes when there are several variants, and whether these keep apart.
 
         They do not in models where the examples of a batch look at one another: there variants are run one by one.
         """
-        if self.several is None:
-            two = self.batch.pick([*range(len(self.batch))] * 2)
-            tape, output = record(self.subject, two)
-            apart = self._same(output, torch.cat([self.output, self.output]))
-            if apart:
-                settle(self.subject, two, tape)
-            else:
-                log.debug("the examples of a batch are not independent: variants are run one by one")
-            self.several = [entry.readings[0] for entry in tape.records], apart
-        return self.several
+        tape, output = record(self.subject, self._twice)
+        apart = self._same(output, torch.cat([self.output, self.output]))
+        if apart:
+            settle(self.subject, self._twice, tape)
+        else:
+            log.debug("the examples of a batch are not independent: variants are run one by one")
+        return [entry.readings[0] for entry in tape.records], apart
 
     @staticmethod
     def _same(output: Tensor, expected: Tensor) -> bool:
         return bool((output - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1))
-
-    def _finite(self, output: Tensor) -> Tensor:
-        if not output.detach().isfinite().all():
-            raise non_finite("the model's output under these edits")
-        return output
 
 
 Edits = Edit | Callable[..., Tensor] | Sequence[Edit | Callable[..., Tensor]]

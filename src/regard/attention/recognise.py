@@ -112,6 +112,11 @@ class Follower:
             if not flow.settled
         )
 
+    def follows(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on its way to become attention: scores, or weights that have not met their values."""
+        flow = self.flows.get(tensor)
+        return tensor in self.products or (flow is not None and not flow.settled)
+
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model, or a view of one."""
         return tensor.untyped_storage().data_ptr() in self.fixed

@@ -27,63 +27,69 @@ one_at_a_time = threading.RLock()
 
 
 class Recording:
-    """The outputs of the submodules that had finished when a given site was reached.
+    """The outputs of the submodules that had finished when a given site was reached, the outermost only.
 
     Args:
         model: the model.
-        examples: the number of examples it was recorded with.
+        first: number of the site.
     """
 
-    def __init__(self, model: nn.Module, examples: int) -> None:
+    def __init__(self, model: nn.Module, first: int) -> None:
         self.model = model
-        self.examples = examples
-        self.outputs: dict[Call, tuple[Any, int]] = {}  # and how many sites lie inside
+        self.first = first
+        self.outputs: dict[Call, tuple[list[Any], pytree.TreeSpec, int]] = {}  # leaves, their tree, the sites inside
+        self.axes: dict[Call, list[int | None]] = {}  # of each leaf, the axis of examples
 
     @contextmanager
-    def record(self, tape: Tape, first: int) -> Iterator[None]:
-        """Keep the outputs of what finishes before site ``first`` is seen by the tape, the outermost only."""
+    def record(self, tape: Tape) -> Iterator[None]:
+        """Keep the outputs of what finishes before the site is seen by the tape."""
 
         def called(call: Call, forward: Callable[[], Any]) -> Any:
             before = tape.count
             output = forward()
-            if tape.count <= first and _can_be_kept(output):
+            leaves, tree = pytree.tree_flatten(output)
+            if tape.count <= self.first and all(_can_be_kept(leaf, tape) for leaf in leaves):
                 for inner in [key for key in self.outputs if key[: len(call)] == call]:
                     del self.outputs[inner]
-                # a copy: the model may go on to write into it
-                kept = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, output)
-                self.outputs[call] = (kept, tape.count - before)
+                # copies: the model may go on to write into them
+                kept = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                self.outputs[call] = (kept, tree, tape.count - before)
             return output
 
         with shadowed(self.model, called):
             yield
+
+    def learn_axes(self, twice: Recording) -> None:
+        """The axis of examples is the one that is longer in a recording of the same examples twice."""
+        for call in list(self.outputs):
+            leaves, tree, _ = self.outputs[call]
+            others, same_tree, _ = twice.outputs.get(call, ([], None, 0))
+            if tree != same_tree:
+                del self.outputs[call]
+                continue
+            self.axes[call] = [_longer_axis(one, two) for one, two in zip(leaves, others, strict=True)]
 
     @contextmanager
     def replay(self, tape: Tape, variants: int) -> Iterator[None]:
         """Recorded calls return what they returned, repeated for each variant; the tape counts their sites."""
 
         def called(call: Call, forward: Callable[[], Any]) -> Any:
-            if call not in self.outputs:
+            if call not in self.axes:
                 return forward()
-            output, sites = self.outputs[call]
+            leaves, tree, sites = self.outputs[call]
             tape.count += sites
-            return pytree.tree_map(lambda leaf: self._repeated(leaf, variants), output)
+            again = [_repeated(leaf, axis, variants) for leaf, axis in zip(leaves, self.axes[call], strict=True)]
+            return pytree.tree_unflatten(again, tree)
 
         with shadowed(self.model, called):
             yield
 
-    def _repeated(self, leaf: Any, variants: int) -> Any:
-        """A copy, so that the model may write into it; its axis of examples repeated.
-
-        That axis is the first if it has the right size, otherwise another that has; that this reading is right is
-        proved by a run of two unedited variants.
-        """
-        if not isinstance(leaf, Tensor):
-            return leaf
-        axes = [axis for axis, size in enumerate(leaf.shape) if size == self.examples]
-        times = [1] * leaf.dim()
-        if axes:
-            times[axes[0]] = variants
-        return leaf.repeat(times)
+    @property
+    def has_graph(self) -> bool:
+        """Whether gradients flow on into what lies upstream: then one backward pass uses it up."""
+        return any(
+            isinstance(leaf, Tensor) and leaf.requires_grad for leaves, _, _ in self.outputs.values() for leaf in leaves
+        )
 
 
 @contextmanager
@@ -126,6 +132,19 @@ def shadowed(model: nn.Module, called: Callable[[Call, Callable[[], Any]], Any])
                     module.__dict__["forward"] = own
 
 
-def _can_be_kept(output: Any) -> bool:
-    """Tensors and plain values, in tuples, dicts and the like. A cache is none of these: it changes."""
-    return all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in pytree.tree_leaves(output))
+def _can_be_kept(leaf: Any, tape: Tape) -> bool:
+    """Tensors and plain values. A cache is neither: it changes; nor are scores and weights, which the tape follows."""
+    return isinstance(leaf, PLAIN) or (isinstance(leaf, Tensor) and not tape.follower.follows(leaf))
+
+
+def _longer_axis(one: Any, two: Any) -> int | None:
+    if not isinstance(one, Tensor) or one.shape == two.shape:
+        return None
+    return next(axis for axis, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b)
+
+
+def _repeated(leaf: Any, axis: int | None, variants: int) -> Any:
+    """A copy, so that the model may write into it."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.clone() if axis is None else torch.cat([leaf] * variants, axis)

@@ -105,6 +105,8 @@ class Tape(TorchFunctionMode):
         if name not in FOLLOWED:
             self.opaque.add(str(func))
             return result
+        if name == "softmax":
+            result = self.softmaxed(result, args, kwargs)
         mix = self.follower.follow(name, args, kwargs, result, self._module_name)
         if mix is not None:
             reason = why_not(mix, self.batch, self.follower.is_fixed(mix.values))
@@ -117,6 +119,10 @@ class Tape(TorchFunctionMode):
                     reason = recorded
             mix.flow.refused, mix.flow.settled = reason, mix.flow.settled or reason is None
         return self._handed_on(result)
+
+    def softmaxed(self, weights: Tensor, args: Any, kwargs: Any) -> Tensor:
+        """What the model goes on with instead of the result of a softmax; here that result."""
+        return weights
 
     def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
         """What the model goes on with instead of a site's own result; here that result.
