@@ -24,6 +24,12 @@
 Each message names the argument, echoes the value and says the next step.
 """
 
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
 
 class RegardError(Exception):
     """Root of all exceptions that regard raises on purpose."""
@@ -111,3 +117,16 @@ def choose(name: str, value: object, choices: tuple[str, ...]) -> str:
         listed = ", ".join(repr(choice) for choice in choices)
         raise OptionError(f"{name}={value!r} is not known. Choose one of {listed}.")
     return str(value)
+
+
+def whole_numbers(name: str, value: Any) -> list[int]:
+    """One or several whole numbers as a list; arrays and tensors will do, masks will not."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
+    try:
+        numbers = [operator.index(number) for number in listed]
+    except TypeError:
+        numbers = []
+    if any(isinstance(number, bool) for number in listed) or not numbers:
+        raise OptionError(f"{name}={value!r} must be a whole number, or several. A mask is none: pass its numbers.")
+    return numbers

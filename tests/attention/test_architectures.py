@@ -13,7 +13,6 @@ from torch import Tensor
 
 import regard
 
-MEASURED: dict[str, float] = {}  # architecture → largest deviation of a weight, over all sites and sides
 CASES = [(name, side) for name, architecture in ARCHITECTURES.items() for side in architecture.sides]
 EAGER = [name for name, architecture in ARCHITECTURES.items() if architecture.package == "transformers"]
 
@@ -23,11 +22,6 @@ pytestmark = [
     # nn.TransformerEncoder runs on nested tensors when it is not traced and padded on the right
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
 ]
-
-
-def measured(name: str, deviation: float) -> None:
-    """Keep the largest deviation of an architecture, for docs/models.md."""
-    MEASURED[name] = max(deviation, MEASURED.get(name, 0.0))
 
 
 def without_padding_rows(weights: Tensor, batch: regard.types.Batch) -> Tensor:
@@ -74,9 +68,7 @@ def test_trace_is_exact_and_the_model_untouched(name, side):
         torch.testing.assert_close(t.output, plain, atol=1e-5, rtol=0)
     else:
         assert torch.equal(t.output, plain)
-    found = deviation(t, expected, batch)
-    measured(name, found)
-    assert found <= 1e-5
+    assert deviation(t, expected, batch) <= 1e-5
     assert t.check.readout == "measured"
     assert {entry.reason for entry in t.ignored} <= {"its result never multiplies values over the axis of the softmax"}
 

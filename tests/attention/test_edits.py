@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from regard import edits
 from regard.attention import intervening
-from regard.errors import BadEdit, NonFinite, NoSuchPart
+from regard.errors import BadEdit, InputError, NonFinite, NoSuchPart, OptionError
 
 HEADS, CHANNEL, WIDTH = 3, 4, 12
 
@@ -79,7 +80,7 @@ def subject_of(model: Model, rows: int, readout="last", whole: bool = False):
 
 
 def inputs_of(examples: int, rows: int, side: str = "right", dtype=torch.float32) -> tuple[Tensor, Tensor]:
-    lengths = rows - torch.arange(examples) % max(rows - 1, 1)
+    lengths = rows - torch.arange(examples) % (rows - 1)  # at least two are real
     place = torch.arange(rows)
     real = place < lengths[:, None] if side == "right" else place >= rows - lengths[:, None]
     return torch.randn(examples, rows, WIDTH, dtype=dtype), real
@@ -153,7 +154,11 @@ def test_rows_stay_on_the_simplex_and_masked_keys_stay_zero(
         mass = new.sum(-1)[kept]
         if change == "zero":  # a row left without keys is 0
             assert ((mass - 1).abs() < 1e-5).logical_or(mass == 0).all()
-            assert new[..., [1, length - 1]].where(shown, 0).abs().max() == 0
+            gone = torch.zeros_like(real)
+            for example, some in enumerate(real):
+                there = some.nonzero().squeeze(-1)
+                gone[example, there[[1, -1]]] = True
+            assert (new * gone[:, None, None]).where(shown, 0).abs().max() == 0
         else:
             assert torch.allclose(mass, torch.ones_like(mass), atol=1e-5)
         if change == "uniform":
@@ -379,11 +384,30 @@ def small():
         (lambda: edits.uniform(sites="blocks.7"), NoSuchPart, "'blocks.7' is not there"),
         (lambda: edits.uniform(sites=["cross"]), NoSuchPart, "'cross' is not there"),
         (lambda: edits.uniform(heads=[0, 3]), NoSuchPart, r"heads=\[0, 3\]: site 0 \(blocks.0\) has heads 0 to 2"),
-        (lambda: edits.uniform(heads=[]), NoSuchPart, "has heads 0 to 2"),
-        (lambda: edits.uniform(rows=4), NoSuchPart, "rows=4: site 0 .* has rows 0 to 3"),
+        (lambda: edits.uniform(heads=[]), OptionError, r"heads=\[\] must be a whole number"),
+        (lambda: edits.uniform(heads=[True, False, True]), OptionError, "A mask is none: pass its numbers"),
+        (lambda: edits.uniform(heads="all"), OptionError, "heads='all' must be a whole number"),
+        (lambda: edits.uniform(sites=[]), OptionError, r"sites=\[\] must be"),
+        (lambda: edits.uniform(sites=1.5), OptionError, "sites=1.5 must be"),
+        (
+            lambda: edits.uniform(rows=4),
+            NoSuchPart,
+            r"rows=4 at site 0 .*: \[4\] are not there in every example. There are 0 to 2",
+        ),
+        (lambda: edits.uniform(rows=torch.ones(4, dtype=torch.bool)), OptionError, "A mask is none"),
         (lambda: edits.uniform(rows="last"), NoSuchPart, "rows='last' is neither"),
-        (lambda: edits.zero([1, 9]), NoSuchPart, r"positions=\[9\] are not there: site 0 .* has keys 0 to 3"),
-        (lambda: edits.zero(torch.zeros(2, 5, dtype=torch.bool)), BadEdit, r"\(2, 5\) does not fit the 4 keys"),
+        (
+            lambda: edits.zero([1, 9]),
+            NoSuchPart,
+            r"positions=\[1, 9\] at site 0 .*: \[9\] are not there in every example. There are 0 to 2",
+        ),
+        (
+            lambda: edits.zero(torch.zeros(2, 5, dtype=torch.bool)),
+            BadEdit,
+            r"\(2, 5\) does not fit site 0 .* is \(2, 4\)",
+        ),
+        (lambda: edits.zero([True, False]), OptionError, "A mask is none"),
+        (lambda: edits.zero("film"), OptionError, "positions='film'"),
         (lambda: edits.replace(torch.full((4,), 0.5)), BadEdit, "sums to 2, not 1. Pass allow_unnormalised=True"),
         (lambda: edits.replace(torch.tensor([1.5, -0.5, 0, 0])), BadEdit, "has a negative weight"),
         (lambda: edits.replace(torch.tensor([0.0, 0, 0, 1])), BadEdit, "gives weight 1 to a key that the mask hides"),
@@ -396,6 +420,7 @@ def small():
         (lambda: edits.gate(None, torch.ones(5, 3)), BadEdit, "does not fit"),
         (lambda: edits.scale(torch.ones(2, 2)), BadEdit, r"alpha has shape \(2, 2\)"),
         (lambda: edits.permute(-1), BadEdit, "seed=-1"),
+        (lambda: edits.permute(0.5), OptionError, "seed=0.5"),
         (lambda: edits.custom(lambda weights, place: weights / 0), BadEdit, "returned NaN or Inf"),
         (
             lambda: edits.custom(lambda weights, place: weights[..., :2]),
@@ -405,6 +430,15 @@ def small():
         (lambda: edits.custom(lambda weights, place: None), BadEdit, "returned NoneType"),
         (lambda: edits.custom(lambda weights, place: weights.to("meta")), BadEdit, "on meta; the weights are on cpu"),
         (lambda: edits.custom(lambda weights, place: 2 * weights), BadEdit, "sums to 2"),
+        (lambda: edits.replace(None), BadEdit, "weights=None is neither a number nor a tensor"),
+        (lambda: edits.scale("x"), BadEdit, "alpha='x' is neither"),
+        (lambda: edits.scale(float("nan")), BadEdit, "alpha holds NaN"),
+        (lambda: edits.gate(0, None), BadEdit, "values=None is neither"),
+        (lambda: edits.uniform, BadEdit, r"uniform is not called. Write regard.edits.uniform"),
+        (lambda: [edits.gate], BadEdit, "gate is not called"),
+        (lambda: [lambda weights: weights], BadEdit, r"must take \(weights, place\)"),
+        (lambda: None, BadEdit, "None is not an edit"),
+        (lambda: "uniform", BadEdit, "'uniform' is not an edit"),
         (lambda: edits.custom("uniform"), BadEdit, "'uniform' is not an edit"),
         (lambda: ["uniform"], BadEdit, "'uniform' is not an edit"),
     ],
@@ -415,21 +449,35 @@ def test_edits_that_cannot_be_made(small, edit, error, message):
     assert not any("forward" in vars(module) for module in small[0].model.modules())
 
 
-def test_rows_that_are_padding_are_refused_or_left_alone(small):
-    subject, (x, real) = small
-    plain = regard.intervene(subject, (x, real), [])
-    edited = regard.intervene(subject, (x, real), edits.custom(sharper, rows=3))  # padding in the second example
-    assert torch.equal(edited[1], plain[1])
-    assert not torch.equal(edited[0], plain[0])
-    real = real.clone()
-    real[:, 3] = False
-    with pytest.raises(NoSuchPart, match=r"rows=3 are padding, or not computed, in every example at site 0"):
-        regard.intervene(subject, (x, real), edits.custom(sharper, rows=3))
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_numbers_count_what_is_real_so_a_batch_is_its_singles(side):
+    subject = subject_of(Model().eval(), 5)
+    x, real = inputs_of(3, 5, side)  # 5, 4 and 3 rows
+    for edit in (
+        edits.zero([0, -1]), edits.zero(2), edits.uniform(rows=[0, 2]), edits.custom(sharper, rows=-1),
+        edits.replace(torch.eye(5)[2], rows=np.int64(1), allow_unnormalised=True),
+    ):  # fmt: skip
+        together = regard.intervene(subject, (x, real), edit)
+        if edit.name == "replace":
+            continue  # its keys are rows of the tensor
+        for number, some in enumerate(real):
+            alone = subject_of(subject.model, int(some.sum()))
+            single = regard.intervene(alone, (x[number : number + 1, some], some[None, some]), edit)
+            torch.testing.assert_close(single[0], together[number], atol=1e-6, rtol=0)
+    with pytest.raises(NoSuchPart, match=r"rows=\[3\].*not there in every example. There are 0 to 2"):
+        regard.intervene(subject, (x, real), edits.uniform(rows=[3]))
+
+
+def test_a_row_named_twice_is_edited_once():
+    subject = subject_of(Model().eval(), 4)
+    inputs = (torch.randn(1, 4, WIDTH), torch.ones(1, 4, dtype=torch.bool))
+    once, twice = (regard.intervene(subject, inputs, edits.permute(1, rows=rows)) for rows in ([2], [2, -2]))
+    assert torch.equal(once, twice)
 
 
 @pytest.mark.parametrize("variants", [0, -1, 2.5, True, "many"])
 def test_variants_must_be_a_number(small, variants):
-    with pytest.raises(BadEdit, match="variants="):
+    with pytest.raises(InputError, match="variants="):
         regard.intervene(*small, edits.uniform(), variants=variants)
 
 
@@ -444,7 +492,7 @@ def test_unnormalised_weights_are_taken_when_meant(small):
 
 def test_an_output_that_is_not_finite_is_named(small):
     with pytest.raises(NonFinite, match="output under these edits"):
-        regard.intervene(*small, edits.scale(float("inf"), sites=1))
+        regard.intervene(*small, [edits.scale(3e38, sites=1), edits.scale(1e3, sites=1)])
 
 
 @pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e4])

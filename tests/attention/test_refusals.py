@@ -141,7 +141,7 @@ def test_a_site_head_or_row_that_is_not_there():
         t.sites[0].weights(heads=3)
     with pytest.raises(errors.NoSuchPart, match=r"rows=\[0, 9\].*0 to 4"):
         t.sites[0].weights(rows=[0, 9])
-    with pytest.raises(errors.NoSuchPart, match=r"rows=\[\] names no row"):
+    with pytest.raises(errors.OptionError, match=r"rows=\[\] must be a whole number"):
         t.sites[0].weights(rows=[])
     with pytest.raises(errors.NoSuchPart, match=r"\(2, 4\).*\(2, 5\)"):
         t.sites[0].pull(torch.ones(2, 4))

@@ -56,7 +56,7 @@ class Plan:
         steps: for each edited site its steps, in order.
         names: of all sites, to notice when the model takes another path.
         readings: of all sites, as settled for this batch size.
-        special: for each edited site ``(example, key)``.
+        keys: for each edited site ``(example, key)``: True at special tokens, and True at what is not padding.
         variants: the variants of this run.
         total: how many there are in all; None if none were asked for.
         gradients: whether a backward pass will follow.
@@ -66,7 +66,7 @@ class Plan:
     steps: dict[int, list[Step]]
     names: Sequence[str]
     readings: Sequence[Reading]
-    special: dict[int, Tensor]
+    keys: dict[int, tuple[Tensor, Tensor]]
     variants: range
     total: int | None
     gradients: bool
@@ -256,10 +256,12 @@ class Editor(Tape):
 
     def _place(self, step: Step, record: Record, rows: Tensor, allowed: Tensor, span: slice) -> Place:
         site = self.count - 1
-        special = self.plan.special[site].to(rows.device)[:, None, None]
+        special, real = (keys.to(rows.device) for keys in self.plan.keys[site])
         allowed = self._split(allowed) if allowed.dim() else allowed
-        heads = tuple(step.heads.tolist())
-        return Place(site, record.name, heads, rows, allowed, special, self.plan.variants, self.plan.total, span)
+        return Place(
+            site, record.name, tuple(step.heads.tolist()), rows, allowed, special[:, None, None], real,
+            self.plan.variants, self.plan.total, span,
+        )  # fmt: skip
 
     def _split(self, x: Tensor) -> Tensor:
         """``(variant, example, …)``, or as it is if no variants were asked for."""

@@ -2,11 +2,13 @@
 
 An edit is a pure function of weights whose last axes are ``(example, head, row, key)``, with a variant axis before
 them when `regard.intervene` is asked for variants. Each is restricted by ``sites=`` (a number, a name, a kind such as
-"cross", or several), ``heads=`` and ``rows=`` ("all", "readout", or row numbers). Padding rows are never edited.
+"cross", or several), ``heads=`` and ``rows=`` ("all", "readout", or numbers). Numbers of rows and keys count the real
+ones of each example, as `Trace.at` does: padding is not counted, and never edited.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import BadEdit, NoSuchPart
+from regard.errors import BadEdit, NoSuchPart, whole_numbers
 
 Sites = int | str | Sequence[int | str] | None
 Heads = int | Sequence[int] | None
@@ -34,6 +36,7 @@ class Place:
         allowed: ``(example, head, row, key)``, True where the model's mask lets a row see a key (with a variant axis
             before them if there are variants). A bias of −9,000 or less hides a key.
         special: ``(example, 1, 1, key)``, True at special tokens.
+        real: ``(example, key)``, False at padding.
         variants: the numbers of the variants at hand; one if none were asked for.
         total: how many variants were asked for; None if none were, and then no tensor has a variant axis.
         span: which of all edited rows these are, where they come in blocks.
@@ -45,6 +48,7 @@ class Place:
     rows: Tensor
     allowed: Tensor
     special: Tensor
+    real: Tensor
     variants: range
     total: int | None
     span: slice
@@ -89,7 +93,7 @@ def permute(
     """Shuffle the weights of each row among the keys that it may see.
 
     Args:
-        seed: with the site and the number of the variant it fixes the permutation.
+        seed: with the site, the number of the variant and the batch it fixes the permutation.
         shared: the same permutation for all heads; otherwise each head has its own.
         special: special tokens take part; otherwise they keep their weight.
         sites: where; None: everywhere.
@@ -97,8 +101,9 @@ def permute(
         rows: which query rows.
     """
 
-    if not isinstance(seed, int) or seed < 0:
-        raise BadEdit(f"permute: seed={seed!r} must be a whole number, 0 or more.")
+    (seed,) = whole_numbers("seed", seed)
+    if seed < 0:
+        raise BadEdit(f"permute: seed={seed!r} must be 0 or more.")
 
     def change(weights: Tensor, place: Place) -> Tensor:
         example, head, row, key = weights.shape[-4:]
@@ -134,15 +139,19 @@ def zero(
     """Take the weight off some keys; the others share it in proportion. A row left without keys is 0.
 
     Args:
-        positions: keys, for all examples; or a bool tensor ``(example, key)`` or ``(variant, example, key)``.
+        positions: numbers of keys, in every example; or a bool tensor ``(example, key)`` or
+            ``(variant, example, key)``.
         renormalise: give the others what was taken; otherwise it is lost.
         sites: where; None: everywhere.
         heads: which heads; None: all.
         rows: which query rows.
     """
 
+    mask = positions if isinstance(positions, Tensor) and positions.dtype == torch.bool else None
+    numbers = whole_numbers("positions", positions) if mask is None else mask
+
     def change(weights: Tensor, place: Place) -> Tensor:
-        gone = _keys(positions, weights, place)
+        gone = _keys(numbers, weights, place)
         kept = weights.masked_fill(gone, 0.0)
         if not renormalise:
             return kept
@@ -166,7 +175,7 @@ def replace(
         heads: which heads; None: all.
         rows: which query rows.
     """
-    given = torch.as_tensor(weights)
+    given = _tensor("replace: weights", weights)
 
     def change(old: Tensor, place: Place) -> Tensor:
         new = given if given.dim() < 2 or given.shape[-2] == 1 else given[..., place.span, :]
@@ -184,7 +193,7 @@ def replace(
 
 def scale(alpha: float | Tensor, *, sites: Sites = None, heads: Heads = None, rows: Rows = "all") -> Edit:
     """Multiply the weights by ``alpha``: a number, or one for each variant. Differentiable with respect to it."""
-    given = torch.as_tensor(alpha)
+    given = _tensor("scale: alpha", alpha)
     if given.dim() > 1:
         raise BadEdit(f"scale: alpha has shape {tuple(given.shape)}; it is a number, or one for each variant.")
 
@@ -203,7 +212,7 @@ def gate(heads: Heads, values: float | Tensor, *, sites: Sites = None, rows: Row
         sites: where; None: everywhere.
         rows: which query rows.
     """
-    given = torch.as_tensor(values)
+    given = _tensor("gate: values", values)
 
     def factor(place: Place) -> Tensor:
         if given.dim() > 3 or (given.dim() and given.shape[-1] not in (1, len(place.heads))):
@@ -235,6 +244,12 @@ def custom(
     if not callable(change):
         raise BadEdit(f"edits: {change!r} is not an edit. Use the functions of regard.edits, or pass a function.")
     name = getattr(change, "__name__", type(change).__name__)
+    if getattr(change, "__module__", None) == __name__ and name != "<lambda>":
+        raise BadEdit(f"edits: {name} is not called. Write regard.edits.{name}(…), with parentheses.")
+    try:
+        inspect.signature(change).bind("weights", "place")
+    except (TypeError, ValueError) as problem:
+        raise BadEdit(f"edits: {name} must take (weights, place): {problem}.") from None
     return Edit(name, change, sites, heads, rows, normalised=not allow_unnormalised)
 
 
@@ -253,25 +268,40 @@ def _noise(shape: tuple[int, int, int, int], seed: Sequence[int], first: int) ->
     return np.random.Generator(counter).random((row, width))[:, : int(np.prod(rest))].reshape(shape)
 
 
-def _keys(positions: int | Sequence[int] | Tensor, weights: Tensor, place: Place) -> Tensor:
+def _keys(positions: list[int] | Tensor, weights: Tensor, place: Place) -> Tensor:
     """Keys as a mask that broadcasts to the weights."""
-    size = weights.shape[-1]
-    if isinstance(positions, Tensor) and positions.dtype == torch.bool:
-        if positions.dim() not in (2, 3) or positions.shape[-1] != size:
+    if isinstance(positions, Tensor):
+        if positions.dim() not in (2, 3) or positions.shape[-2:] != place.real.shape:
             raise BadEdit(
-                f"zero: a mask of shape {tuple(positions.shape)} does not fit the {size} keys of site {place.site} "
-                f"({place.name}). Pass (example, key) or (variant, example, key)."
+                f"zero: a mask of shape {tuple(positions.shape)} does not fit site {place.site} ({place.name}), where "
+                f"(example, key) is {tuple(place.real.shape)}. Pass that, or (variant, example, key)."
             )
         gone = positions.to(weights.device)[..., None, None, :]
         return place.at_hand(gone, "zero: a mask") if positions.dim() == 3 else gone
-    listed = [positions] if isinstance(positions, int) else [int(key) for key in positions]
-    if missing := [key for key in listed if not -size <= key < size]:
-        raise NoSuchPart(
-            f"zero: positions={missing} are not there: site {place.site} ({place.name}) has keys 0 to {size - 1}."
-        )
-    gone = torch.zeros(size, dtype=torch.bool, device=weights.device)
-    gone[listed] = True
-    return gone
+    where = f"zero: positions={positions} at site {place.site} ({place.name})"
+    gone = torch.zeros_like(place.real).scatter(1, numbered(place.real, positions, where), True)
+    return gone[:, None, None]
+
+
+def numbered(real: Tensor, numbers: list[int], where: str) -> Tensor:
+    """``(example, number)``: which row or key each number is, counting the real ones of each example."""
+    counts = real.sum(-1, keepdim=True)
+    least = int(counts.min())
+    if missing := [number for number in numbers if not -least <= number < least]:
+        raise NoSuchPart(f"{where}: {missing} are not there in every example. There are 0 to {least - 1}.")
+    ranks = torch.tensor(numbers, device=real.device)
+    ranks = torch.where(ranks < 0, counts + ranks, ranks)
+    return (~real).to(torch.int8).argsort(dim=-1, stable=True).gather(1, ranks)
+
+
+def _tensor(name: str, value: object) -> Tensor:
+    try:
+        given = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadEdit(f"{name}={value!r} is neither a number nor a tensor.") from None
+    if not given.detach().isfinite().all():
+        raise BadEdit(f"{name} holds NaN or Inf.")
+    return given
 
 
 def _shown(positions: object) -> str:

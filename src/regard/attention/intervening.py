@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from regard.attention.editing import CannotReplay, Editor, Plan, Step, padded_rows
-from regard.attention.edits import Edit, custom
+from regard.attention.edits import Edit, custom, numbered
+from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
-from regard.attention.running import record, run, undisturbed
+from regard.attention.running import batch_of, record, run, undisturbed
 from regard.attention.sites import Kind
 from regard.attention.tape import Reading, Tape
-from regard.attention.tracing import settle, sites_of, special_keys, verify_readout
-from regard.errors import BadEdit, NoSuchPart, non_finite
+from regard.attention.tracing import settle, sites_of, special_keys
+from regard.errors import BadEdit, NoSuchPart, non_finite, whole_numbers
 from regard.progress import Counter
 from regard.types import Batch, Subject
 
@@ -39,6 +40,7 @@ class Spot:
     real: Tensor  # example query
     rows: Tensor | None  # example query: the row that each query stands for, where only some are computed
     special: Tensor  # example key
+    real_keys: Tensor  # example key
 
 
 class Rerun:
@@ -53,7 +55,7 @@ class Rerun:
 
     def __init__(self, subject: Subject, inputs: Any, *, gradients: bool = False, replay: bool = True) -> None:
         self.subject, self.gradients, self.replay = subject, gradients, replay
-        self.batch = subject.encode(inputs)
+        self.batch = batch_of(subject, inputs)
         with undisturbed(subject.model):
             tape, self.output = record(subject, self.batch)
             settle(subject, self.batch, tape)
@@ -63,7 +65,7 @@ class Rerun:
         self.spots = [
             Spot(
                 site.index, site.name, site.kind, site.shape, site.real, site.rows,
-                special_keys(batch.real, batch.features, batch.source, site.shape[3])[: site.shape[0]],
+                special_keys(batch.real, batch.features, batch.source, site.shape[3])[: site.shape[0]], site.real_keys,
             )
             for site in sites_of(tape, self.readout)
         ]  # fmt: skip
@@ -72,12 +74,15 @@ class Rerun:
 
     def __call__(self, edits: Edits, *, variants: int | None = None) -> Tensor:
         """The output under the edits: ``(example, class)``, or ``(variant, example, class)``."""
-        if variants is not None and (isinstance(variants, bool) or not isinstance(variants, int) or variants < 1):
-            raise BadEdit(f"variants={variants!r} must be a whole number, 1 or more, or None.")
+        if variants is not None:
+            (variants,) = whole_numbers("variants", variants)
+            if variants < 1:
+                raise BadEdit(f"variants={variants} must be 1 or more, or None.")
         steps = self.resolve(edits)
         plan = Plan(
-            steps, [spot.name for spot in self.spots], self.readings, {i: self.spots[i].special for i in steps},
-            range(variants or 1), variants, self.gradients,
+            steps, [spot.name for spot in self.spots], self.readings,
+            {i: (self.spots[i].special, self.spots[i].real_keys) for i in steps}, range(variants or 1), variants,
+            self.gradients,
         )  # fmt: skip
         with undisturbed(self.subject.model):
             recording = None
@@ -93,22 +98,23 @@ class Rerun:
 
     def resolve(self, edits: Edits) -> dict[int, list[Step]]:
         """For each site that is edited its steps, in the order of the list."""
-        listed = [edits] if isinstance(edits, Edit) or callable(edits) else list(edits)
+        listed: list[Any] = list(edits) if isinstance(edits, (list, tuple)) else [edits]
         steps: dict[int, list[Step]] = {}
         for entry in listed:
             edit = entry if isinstance(entry, Edit) else custom(entry)
             for spot in self._spots(edit):
                 rows, valid = self._rows(edit, spot)
-                device = spot.real.device
-                heads = torch.tensor(_chosen("heads", edit.heads, spot.shape[1], edit, spot), device=device)
-                steps.setdefault(spot.index, []).append(Step(edit, heads, rows, valid))
+                steps.setdefault(spot.index, []).append(Step(edit, self._heads(edit, spot), rows, valid))
         return steps
 
     def _spots(self, edit: Edit) -> list[Spot]:
         """The sites that an edit names: by number, name or kind."""
         if edit.sites is None:
             return self.spots
-        wanted = [edit.sites] if isinstance(edit.sites, (int, str)) else edit.sites
+        listed = list(edit.sites) if isinstance(edit.sites, (list, tuple)) else [edit.sites]
+        wanted: list[int | str] = []
+        for part in listed or [edit.sites]:
+            wanted += [part] if isinstance(part, str) else whole_numbers(f"edit {edit.name}: sites", part)
         found: dict[int, Spot] = {}
         for which in wanted:
             if isinstance(which, str):
@@ -121,34 +127,36 @@ class Rerun:
             found |= {spot.index: spot for spot in some}
         return [found[index] for index in sorted(found)]
 
+    def _heads(self, edit: Edit, spot: Spot) -> Tensor:
+        """``(head,)``: those that an edit names, each once."""
+        size = spot.shape[1]
+        numbers = range(size) if edit.heads is None else whole_numbers(f"edit {edit.name}: heads", edit.heads)
+        if any(not -size <= number < size for number in numbers):
+            raise NoSuchPart(
+                f"edit {edit.name}: heads={edit.heads!r}: site {spot.index} ({spot.name}) has heads 0 to {size - 1}."
+            )
+        return torch.tensor(list(dict.fromkeys(number % size for number in numbers)), device=spot.real.device)
+
     def _rows(self, edit: Edit, spot: Spot) -> tuple[Tensor, Tensor]:
-        """``(example, row)``: the rows of a site that an edit names, and which of these are not padding."""
+        """``(example, row)``: the queries of a site that an edit names, and which of these count."""
         examples, _, queries, _ = spot.shape
         if edit.rows == "readout" and spot.rows is None and tuple(self.readout.shape) == (examples, queries):
             return padded_rows(spot.real & (self.readout.to(spot.real.device) > 0))
         if isinstance(edit.rows, str):
             if edit.rows not in ("all", "readout"):
-                raise NoSuchPart(f"edit {edit.name}: rows={edit.rows!r} is neither 'all', 'readout' nor row numbers.")
+                raise NoSuchPart(f"edit {edit.name}: rows={edit.rows!r} is neither 'all', 'readout' nor numbers.")
             # where the readout is not among the queries (an encoder's, say), all of them take part in it
             return padded_rows(spot.real)
-        if spot.rows is not None:  # the site computes one row: the one that is read
-            size = spot.shape[3]
-            named = torch.tensor(_chosen("rows", edit.rows, size, edit, spot), device=spot.real.device)
-            here = torch.isin(spot.rows.to(spot.real.device), named) & spot.real
-        else:
-            named = torch.tensor(_chosen("rows", edit.rows, queries, edit, spot), device=spot.real.device)
-            return self._not_only_padding(named.expand(examples, -1), spot.real[:, named], edit, spot)
-        rows, valid = padded_rows(here)
-        return self._not_only_padding(rows, valid, edit, spot)
-
-    @staticmethod
-    def _not_only_padding(rows: Tensor, valid: Tensor, edit: Edit, spot: Spot) -> tuple[Tensor, Tensor]:
-        if not valid.any():
-            raise NoSuchPart(
-                f"edit {edit.name}: rows={edit.rows!r} are padding, or not computed, in every example at site "
-                f"{spot.index} ({spot.name})."
-            )
-        return rows, valid
+        where = f"edit {edit.name}: rows={edit.rows!r} at site {spot.index} ({spot.name})"
+        numbers = whole_numbers(f"edit {edit.name}: rows", edit.rows)
+        if spot.rows is None:
+            rows = numbered(spot.real, numbers, where)
+            again = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)  # named twice: done once
+            return rows, ~again
+        computed = torch.isin(spot.rows, numbered(self.batch.real, numbers, where).to(spot.rows.device))
+        if not computed.any():
+            raise NoSuchPart(f"{where}: the model computes only the row that is read.")
+        return padded_rows(computed)
 
     def _run(self, plan: Plan, recording: Recording | None) -> Tensor:
         """One forward pass over the variants of a plan."""
@@ -277,19 +285,6 @@ def intervene(
         torch.Size([1, 1])
     """
     return Rerun(subject, inputs, gradients=gradients, replay=replay)(edits, variants=variants)
-
-
-def _chosen(part: str, wanted: Any, size: int, edit: Edit, spot: Spot) -> list[int]:
-    """Validated numbers of heads or rows, each once."""
-    if wanted is None:
-        return list(range(size))
-    numbers = [wanted] if isinstance(wanted, int) else [int(number) for number in wanted]
-    missing = [number for number in numbers if not -size <= number < size]
-    if missing or not numbers:
-        raise NoSuchPart(
-            f"edit {edit.name}: {part}={wanted!r}: site {spot.index} ({spot.name}) has {part} 0 to {size - 1}."
-        )
-    return list(dict.fromkeys(number % size for number in numbers))
 
 
 def _out_of_memory(problem: BaseException) -> bool:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.tape import Tape
-from regard.errors import NoAttentionFound, OpaqueKernel, non_finite
+from regard.errors import NoAttentionFound, OpaqueKernel, SubjectError, non_finite
 from regard.types import Batch, Subject
+
+
+def batch_of(subject: Subject, inputs: Any) -> Batch:
+    """Inputs as a batch; they may be one already."""
+    if not all(hasattr(subject, name) for name in ("model", "encode", "forward", "readout")):
+        raise SubjectError(
+            f"subject={reprlib.repr(subject)} is a {type(subject).__name__}, not a subject. Make one with regard.text, "
+            "regard.causal, regard.seq2seq, regard.image, regard.pooled or regard.module."
+        )
+    return inputs if isinstance(inputs, Batch) else subject.encode(inputs)
 
 
 def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None) -> tuple[Tape, Tensor]:
@@ -72,13 +84,20 @@ def _nothing_found(model: nn.Module, tape: Tape) -> NoAttentionFound:
         return OpaqueKernel(_advice(f"its attention backend is {backend!r}", tape))
     if tape.opaque:
         return OpaqueKernel(_advice(f"it calls {', '.join(sorted(tape.opaque))}", tape))
-    return NoAttentionFound(_advice("it has no softmax that mixes values over the rows of the input", tape))
+    return NoAttentionFound(
+        _advice("it has no softmax that mixes values over the rows of the input", tape, opaque=False)
+    )
 
 
-def _advice(reason: str, tape: Tape) -> str:
+def _advice(reason: str, tape: Tape, *, opaque: bool = True) -> str:
     seen = "".join(f"\n  {entry.name} {entry.shape}: {entry.reason}" for entry in tape.ignored())
     return (
-        f"no attention was seen in this model: {reason}. Load it with attn_implementation='sdpa' or 'eager', "
-        "or the original module instead of a scripted or compiled one."
+        f"no attention was seen in this model: {reason}. "
+        + (
+            "Load it with attn_implementation='sdpa' or 'eager', or the original module instead of a scripted or "
+            "compiled one."
+            if opaque
+            else "If it has attention, docs/add-a-model.md says how to make it seen."
+        )
         + (f" Seen and not taken for attention:{seen}" if seen else "")
     )

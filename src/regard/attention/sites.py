@@ -17,7 +17,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
-from regard.errors import NoGradient, NoSuchPart, NotReproduced, non_finite
+from regard.errors import NoGradient, NoSuchPart, NotReproduced, non_finite, whole_numbers
 
 Kind = Literal["self", "encoder", "decoder", "cross", "pool", "samples"]
 Rows = int | Sequence[int] | None
@@ -222,6 +222,9 @@ class Site:
     rows: Tensor | None = None
     out_gradient: Tensor | None = None
 
+    def __repr__(self) -> str:
+        return f"Site({self.index}, {self.name!r}, {self.kind!r}, shape={self.shape})"
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(example, head, query, key)."""
@@ -337,6 +340,7 @@ class Site:
     def _on_queries(self, r: Tensor) -> Tensor:
         """``r`` on the rows of the input, as weights of this site's queries; padding rows get none."""
         _ = self.proof  # raises if the weights are not the model's
+        r = torch.as_tensor(r)
         example, _, query, key = self.shape
         if self.rows is not None and r.shape == (example, key):
             r = r.gather(1, self.rows.to(r.device))
@@ -362,9 +366,7 @@ class Site:
         size = self.shape[1 if part == "head" else 2]
         if wanted is None:
             return torch.arange(size, device=self.real.device)
-        indices = [wanted] if isinstance(wanted, int) else [int(index) for index in wanted]
-        if not indices:
-            raise NoSuchPart(f"{part}s={wanted!r} names no {part}. Leave it out for all {size}.")
+        indices = whole_numbers(f"{part}s", wanted)
         for index in indices:
             if not -size <= index < size:
                 raise NoSuchPart(

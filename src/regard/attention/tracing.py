@@ -6,21 +6,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
-from weakref import WeakKeyDictionary
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
-from regard.attention.running import record, undisturbed
+from regard.attention.running import batch_of, record, undisturbed
 from regard.attention.sites import Kind, Site
 from regard.attention.tape import Record, Tape
-from regard.errors import NoGradient, NoSuchPart, NotReproduced, ReadoutMismatch, choose
+from regard.errors import NoGradient, NoSuchPart, NotReproduced, choose, whole_numbers
 from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets
-
-_verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose readout was measured
-
 
 FRAME = ("site", "kind", "heads", "shape", "entropy", "special_share", "error")
 
@@ -109,6 +106,10 @@ class Trace:
     check: Check
     ignored: tuple[Ignored, ...]
 
+    def __repr__(self) -> str:
+        examples, rows = self.real.shape
+        return f"Trace({len(self.sites)} sites, {examples} example(s) of up to {rows} rows)"
+
     def special_keys(self, site: Site) -> Tensor:
         """``(example, key)``: True where a special token sits among the keys of a site."""
         return special_keys(self.real, self.features, self.source, site.shape[3])
@@ -119,7 +120,7 @@ class Trace:
         In decoders that is the row which predicts the token after it; in `regard.seq2seq` row k predicts the produced
         token k. The score belongs to the row that was traced, so there is none; output and gradients remain that row's.
         """
-        counts = self.real.sum(-1)
+        (token,), counts = whole_numbers("token", token), self.real.sum(-1)
         if self.readout.shape != self.real.shape or any(site.rows is not None for site in self.sites):
             raise NoSuchPart(f"token={token}: the model computes only the row that is read, so no other can be chosen.")
         if not -int(counts.min()) <= token < int(counts.min()):
@@ -167,7 +168,7 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
     Args:
         subject: made by `regard.text`, `regard.causal`, `regard.seq2seq`, `regard.image`, `regard.pooled` or
             `regard.module`.
-        inputs: what the subject takes: a text, a list of texts, pictures, tensors.
+        inputs: what the subject takes: a text, a list of texts, pictures, tensors; or a batch it has encoded.
         gradients: also keep ∂target/∂(A·V) of each site, for `Site.gradients`.
         target: the class, label, token, pair or function of the output to explain; None: what is predicted.
         of: "logit", "probability" or "logprob" of the target.
@@ -180,7 +181,7 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
         torch.Size([1, 1, 1, 4])
     """
     choose("of", of, ("logit", "probability", "logprob"))
-    batch = subject.encode(inputs)
+    batch = batch_of(subject, inputs)
     with undisturbed(subject.model):
         tape, output = record(subject, batch, gradients=gradients)
         score = None
@@ -228,48 +229,6 @@ def special_keys(real: Tensor, features: tuple[Features, ...], source: Source | 
     for example, entry in enumerate(features):
         special[example, [row for row, odd in zip(entry.rows, entry.special, strict=True) if odd]] = True
     return special
-
-
-def measure_readout(subject: Subject, batch: Batch) -> tuple[Tensor | None, Score | None]:
-    """``(example, row)``: True where the output of the last site moves the model's output; None if none does.
-
-    Beside it the score whose gradient was taken, if the subject predicts something. Where there are two sequences, the
-    last site may be one of the other's (co-attention): it is then the last that moves the output.
-    """
-    rows = score = None
-    with undisturbed(subject.model):
-        plain, _ = record(subject, batch)
-        last = len(plain.records) - 1
-        leaves = [last]
-        if batch.source is not None:
-            queries = [entry.source.shape[2] for entry in plain.records]
-            leaves += [leaf for leaf in reversed(range(last)) if queries[leaf] == batch.real.shape[1]]
-        for leaf in leaves:
-            rows, score = _rows_that_move(subject, batch, leaf)
-            if rows is not None:
-                break
-    return rows, score
-
-
-def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor | None, Score | None]:
-    """``(example, row)`` of one site: True where its output moves the model's; None if no row does."""
-    score = None
-    tape, output = record(subject, batch, leaf=leaf)
-    if not output.requires_grad:
-        return None, None
-    with torch.enable_grad():
-        if subject.predicts:
-            score = subject.score(output, batch.explained(None), "logit")
-            scalar = score.values.sum()
-        else:  # an embedding; no cancellation between its channels: each gets a weight of its own
-            scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
-    entry = tape.records[leaf]
-    assert entry.out is not None
-    (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
-    if gradient is None:
-        return None, score
-    rows: Tensor = entry.fold(gradient).ne(0).any(1).any(-1)
-    return (rows if rows.any() else None), score
 
 
 def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
@@ -331,41 +290,6 @@ def _distance(entry: Record, single: Record | None, example: int) -> float:
     one = single.source.tile(slice(0, heads), rows)
     many = entry.source.tile(slice(0, heads), rows)[example : example + 1]
     return float((many - one).abs().max())
-
-
-def verify_readout(subject: Subject, batch: Batch) -> str:
-    """The rows that the subject declares must be those that move the output; measured once for each subject."""
-    if subject not in _verified:
-        _verified[subject] = _measured_against_declared(subject, batch)
-    return _verified[subject]
-
-
-def _measured_against_declared(subject: Subject, batch: Batch) -> str:
-    probe = subject.probe(batch)
-    rows, score = measure_readout(subject, probe)
-    if rows is None:
-        return "not measurable: the output does not depend on the last site"
-    declared = subject.readout(probe, score) > 0
-    if rows.shape[1] == 1 and bool((declared.sum(-1) == 1).all()):
-        return "measured"  # the last site computes one row, and one row is read
-    if declared.shape != rows.shape:
-        raise ReadoutMismatch(
-            f"the readout has {declared.shape[1]} rows, but the last attention site has {rows.shape[1]}. "
-            "Pass readout= with one entry for each row."
-        )
-    if not torch.equal(declared.to(rows.device), rows):
-        odd = int((declared.to(rows.device) != rows).any(-1).long().argmax())
-        raise ReadoutMismatch(
-            f"the readout is declared at rows {_rows(declared[odd])}, but the output moves with {_rows(rows[odd])}. "
-            "Pass readout='first', 'last' or 'mean', or the row that the prediction is read from."
-        )
-    return "measured"
-
-
-def _rows(mask: Tensor) -> str:
-    rows: list[int] = mask.nonzero().squeeze(-1).tolist()
-    shown = ", ".join(map(str, rows[:8]))
-    return f"{shown}, … ({len(rows)} in all)" if len(rows) > 8 else shown
 
 
 def _kind(entry: Record, readout: Tensor, batch: Batch) -> Kind:
