@@ -54,11 +54,10 @@ def test_everything_works():
             "heads": 1,
             "shape": (2, 1, 5, 5),
             "weights": "by the model",
-            "first": "Own",
-            "last": "Own",
+            "names": "Own",
         }
     ]
-    assert found.readout == "5 rows alike; measured"
+    assert found.readout == "the mean of 5 rows; measured"
     assert found.error < 1e-6
     advice = " ".join(found.advice)
     assert "1 sites form their weights themselves" in advice

@@ -125,7 +125,7 @@ def test_constant_values_and_many_patches_are_drawn():
         ({"numbers": [[np.inf]]}, "values.*Inf"),
         ({"numbers": np.zeros(12)}, r"values.*\(12,\)"),
         ({"numbers": np.zeros((0, 4))}, r"values.*\(0, 4\)"),
-        ({"numbers": np.zeros((5, 4))}, "5×4 patches.*24×32 pixels.*picture"),
+        ({"numbers": np.zeros((5, 4))}, "5×4.*24×32 pixels.*picture"),
         ({"picture": np.zeros((24, 32), np.uint8)}, r"picture.*\(24, 32\)"),
         ({"picture": np.zeros((0, 32, 3), np.uint8)}, r"picture.*\(0, 32, 3\)"),
         ({"picture": np.zeros((24, 32, 3))}, "picture.*float64"),

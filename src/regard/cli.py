@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ import regard
 from regard.diagnosis import Diagnosis
 from regard.errors import InputError, RegardError
 from regard.subjects import open_subject
+from regard.types import Subject
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
@@ -63,20 +65,28 @@ def _root(
 ) -> None: ...
 
 
+MODEL = Annotated[str, typer.Option(help="A local folder, a GGUF file, or a hub name.")]
+TRUST = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
 @app.command("trace", help=TRACE_HELP)
 def _trace(
-    model: Annotated[str, typer.Option(help="A local folder, a GGUF file, or a hub name.")],
-    text: Annotated[list[str], typer.Option(help="A text to run the model on; may be given several times.")],
+    model: MODEL,
+    text: Annotated[list[str] | None, typer.Option(help="A text to run it on; may be given several times.")] = None,
+    image: Annotated[list[str] | None, typer.Option(help="A picture to run it on; may be given several times.")] = None,
     over_limit: Annotated[
         str, typer.Option(help="A text over the model's limit is an 'error', 'truncate'd or 'allow'ed.")
     ] = "error",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    trust_remote_code: TRUST = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    if told.is_terminal:  # transformers draws its own progress bars
-        told.print(f"loading {model}", style="dim", markup=False, highlight=False)
-    subject = open_subject(model, over_limit=over_limit)  # type: ignore[arg-type]  # it refuses other values
+    if not text and not image:
+        raise InputError("there is nothing to run the model on: pass --text, or --image to one that looks at pictures.")
+    subject = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+    inputs, _ = _inputs(subject, model, text, image)
     with _waiting("tracing"):
-        traced = regard.trace(subject, text)
+        traced = regard.trace(subject, inputs)
         frame = traced.frame()
         rows = frame.astype(object).where(frame.notna(), None).to_dict(orient="records")  # JSON has no NaN
     if as_json:
@@ -108,78 +118,92 @@ def _trace(
 
 @app.command("doctor", help=DOCTOR_HELP)
 def _doctor(
-    model: Annotated[str, typer.Option(help="A local folder, a GGUF file, or a hub name.")],
+    model: MODEL,
     text: Annotated[list[str] | None, typer.Option(help="A text to try; may be given several times.")] = None,
     image: Annotated[list[str] | None, typer.Option(help="A picture to try; may be given several times.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+    trust_remote_code: TRUST = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    if told.is_terminal:
-        told.print(f"loading {model}", style="dim", markup=False, highlight=False)
-    subject = open_subject(model)
+    subject = _opened(model, trust_remote_code=trust_remote_code)
+    inputs, named = _inputs(subject, model, text, image)
+    with _waiting("examining"):
+        found = regard.diagnose(subject, inputs)
+    if as_json:
+        sys.stdout.write(json.dumps({"path": model, "tried on": named, **found.to_dict()}, indent=2) + "\n")
+    else:
+        _show(model, named, found)
+    if not found.works:
+        raise typer.Exit(1)
+
+
+def _inputs(subject: Subject, model: str, text: list[str] | None, image: list[str] | None) -> tuple[Any, str]:
+    """What to try, or a stand-in, and what to call it."""
     sees = hasattr(subject, "picture")
     if image and not sees:
         raise InputError(f"--image {image[0]}: {model} reads texts. Pass --text.")
     if text and sees:
         raise InputError(f"--text {text[0]!r}: {model} looks at pictures. Pass --image.")
-    with _waiting("examining"):
-        found = regard.diagnose(subject, image or np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-                                if sees else text or STAND_IN)  # fmt: skip
-    if as_json:
-        sys.stdout.write(json.dumps({"path": model, **found.to_dict()}, indent=2) + "\n")
-    else:
-        _show(model, found)
-    if not found.works:
-        raise typer.Exit(1)
+    given = image if sees else text
+    if given:
+        return given, ", ".join(map(repr, given))
+    if sees:
+        return np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "a picture of noise"
+    return STAND_IN, repr(STAND_IN)
 
 
-def _show(model: str, found: Diagnosis) -> None:
+def _show(model: str, named: str, found: Diagnosis) -> None:
     """The page of `regard doctor`."""
     facts = found.model
+    saved = facts["saved as"]
+    kind = (
+        facts["class"] if saved in (None, facts["class"]) else f"{facts['class']} (saved as {saved}: without its head)"
+    )
+    count = facts["parameters"]
+    size = f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"
     lines = {
-        "model": f"{facts['class']}, {facts['parameters'] / 1e6:,.1f} M parameters, {facts['precision']}, on "
-        f"{facts['device']}; attention backend: {facts['backend']}",
-        "tried on": f"{found.examples[0]} example(s) of up to {found.examples[1]} rows; a forward pass takes "
+        "model": f"{kind}, {size} parameters, {facts['precision']}, on {facts['device']}; "
+        f"attention: {facts['backend']}",
+        "tried on": f"{named}: examples {found.examples[0]}, rows up to {found.examples[1]}; a forward pass takes "
         f"{1000 * found.seconds:.0f} ms",
         "readout": found.readout,
-        "error": "nothing was traced"
-        if found.error is None
-        else f"{found.error:.0e} (max |A·V − output| / max |output|)",
+        "error": "–" if found.error is None else f"{found.error:.0e} between recomputed weights × values and the model",
     }
     shown.print(model, style="bold", markup=False, highlight=False, soft_wrap=True)
     facts_table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, line in lines.items():
         facts_table.add_row(Text(name, style="dim"), Text(line))
     shown.print(facts_table)
-    shown.print()
-    sites = Table(box=None, padding=(0, 2, 0, 0), title="attention sites", title_justify="left")
-    for column in ("kind", "number", "heads", "shape", "weights", "names"):
-        sites.add_column(column, no_wrap=column != "names", overflow="fold")
+    shown.print("\nattention sites" if len(found.sites) else "\nattention sites: none", style="bold", highlight=False)
     for row in found.sites.to_dict(orient="records"):
-        names = row["first"] if row["number"] == 1 else f"{row['first']} … {row['last']}"
         shape = "×".join(map(str, row["shape"]))
-        sites.add_row(row["kind"], str(row["number"]), str(row["heads"]), shape, row["weights"], Text(names))
-    shown.print(sites if found.sites.size else Text("attention sites: none"))
+        line = f"{row['number']} {row['kind']}, {row['heads']} heads, {shape}, {row['weights']}: {row['names']}"
+        shown.print(Padding(Text(line), (0, 0, 0, 2)))
+    if len(found.sites):
+        shown.print("  shape: examples × heads × queries × keys", style="dim", highlight=False)
     for entry in found.ignored:
-        shown.print(f"ignored {entry.name} {entry.shape}: {entry.reason}", style="dim", markup=False)
-    shown.print()
-    abilities = Table(box=None, padding=(0, 2, 0, 0), title="what it can serve", title_justify="left")
-    for column, wraps in (
-        ("", False),
-        ("", False),
-        ("cost", False),
-        ("for methods and trials such as", True),
-        ("measured", True),
-    ):
-        abilities.add_column(column, no_wrap=not wraps)
+        shown.print(Padding(Text(f"ignored: {entry.name} {entry.shape}: {entry.reason}", style="dim"), (0, 0, 0, 2)))
+    shown.print("\nwhat it can serve", style="bold", highlight=False)
+    abilities = Table(box=None, padding=(0, 0, 0, 2))
+    abilities.add_column("", no_wrap=True)
+    abilities.add_column("", no_wrap=True)
+    abilities.add_column("passes", justify="right", no_wrap=True)
+    abilities.add_column("needed by methods and trials such as", overflow="fold")
+    abilities.add_column("measured", overflow="fold")
     for ability in found.abilities:
         mark = Text("yes", style="green") if ability.works else Text("no", style="red")
-        cost = "" if ability.passes is None else f"{ability.passes:.1f} passes"
+        cost = "" if ability.passes is None else f"{ability.passes:.1f}"
         abilities.add_row(ability.name, mark, cost, ability.serves, ability.said if ability.works else "see below")
     shown.print(abilities)
-    shown.print("cost: in plain forward passes on these examples, as measured once", style="dim")
+    shown.print("  passes: the cost, in plain forward passes on these examples", style="dim", highlight=False)
     for line in found.advice:
-        shown.print()
-        shown.print(Text("→ " + line))
+        shown.print(Text("\n→ " + line))
+
+
+def _opened(model: str, *, over_limit: str = "error", trust_remote_code: bool) -> Subject:
+    if told.is_terminal:  # transformers draws its own progress bars
+        told.print(f"loading {model}", style="dim", markup=False, highlight=False)
+    # open_subject refuses other values of over_limit
+    return open_subject(model, over_limit=over_limit, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Features:
         return tuple(tuple(row for row, word in pairs if word == index) for index in range(len(self.words)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Source:
     """A second sequence that attention runs over: what an encoder read, the regions of a picture.
 
@@ -72,7 +72,7 @@ class Source:
     features: tuple[Features, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """Encoded examples: what the model is called with, and how its rows are to be read.
 

@@ -342,13 +342,16 @@ def test_the_last_position_there_is(bart, tokenizer):
 def test_what_is_no_encoder_decoder(tokenizer, classifier, smollm, bart, tmp_path):
     whole = {"T5": hf.T5Model(hf.T5Config(vocab_size=len(tokenizer), **T5)), "BART": hf.BartModel(bart.config)}
     for model in (classifier, smollm.model, *whole.values()):
-        with pytest.raises(errors.SubjectError, match=r"no encoder–decoder.*regard\.causal.*regard\.text"):
+        with pytest.raises(
+            errors.SubjectError,
+            match=r"(classifies|encodes) texts: use regard\.text|predicts next tokens: use regard\.causal",
+        ):
             regard.seq2seq(model, tokenizer)
     classifier.save_pretrained(tmp_path)
-    with pytest.raises(errors.SubjectError, match=r"not saved as an encoder–decoder.*regard\.text"):
+    with pytest.raises(errors.SubjectError, match=r"classifies texts: use regard\.text"):
         regard.seq2seq(tmp_path, tokenizer)
     hf.T5EncoderModel(hf.T5Config(vocab_size=len(tokenizer), **T5)).save_pretrained(tmp_path)
-    with pytest.raises(errors.SubjectError, match=r"not saved as an encoder–decoder"):
+    with pytest.raises(errors.SubjectError, match=r"encodes texts: use regard\.text"):
         regard.seq2seq(tmp_path, tokenizer)
     with pytest.raises(errors.NotAModel, match="does not exist"):
         regard.seq2seq(tmp_path / "nowhere")

@@ -275,6 +275,45 @@ def test_a_language_model_head_is_sent_to_causal(tokenizer):
         regard.trace(regard.text(model, tokenizer), "a film")
 
 
+def test_a_checkpoint_is_taken_for_what_it_was_saved_for(tmp_path, classifier, tokenizer):
+    """A head that is not in the checkpoint would be random."""
+    classifier.save_pretrained(tmp_path)
+    with pytest.raises(errors.TokenizerMismatch, match="holds no tokenizer"):
+        regard.text(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    for make in (regard.causal, regard.seq2seq, regard.image):
+        with pytest.raises(errors.SubjectError, match=r"classifies texts: use regard\.text"):
+            make(tmp_path)
+    classifier.bert.save_pretrained(tmp_path)
+    with pytest.raises(errors.NotAModel, match="does not hold all of a BertLMHeadModel: cls.predictions"):
+        regard.causal(tmp_path)
+    assert repr(regard.text(tmp_path)) == "TextSubject(BertModel)"
+    audio = hf.WhisperForConditionalGeneration(
+        hf.WhisperConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+                         encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=60, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                         decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None)
+    )  # fmt: skip
+    with pytest.raises(errors.SubjectError, match=r"neither texts nor pictures: use regard\.module"):
+        regard.seq2seq(audio, tokenizer)
+
+
+def test_a_table_is_not_a_list_of_texts(minilm):
+    import pandas as pd
+
+    frame = pd.DataFrame({"text": ["a moving film", "dull"]})
+    with pytest.raises(errors.InputError, match=r"inputs is a DataFrame: pass one column"):
+        regard.trace(minilm, frame)
+    with pytest.raises(errors.InputError, match=r"inputs is a dict: pass one column"):
+        regard.trace(minilm, {"text": ["a"]})
+    assert len(regard.trace(minilm, frame["text"]).features) == 2
+
+
+def test_a_model_is_not_a_subject(minilm):
+    for call in (regard.trace, regard.diagnose, lambda *args: regard.intervene(*args, [])):
+        with pytest.raises(errors.SubjectError, match=r"is a BertModel, not a subject. Make one with regard\.text"):
+            call(minilm.model, "a moving film")
+
+
 class Slow(hf.PreTrainedTokenizer):
     """A tokenizer written in Python: it knows no character offsets. Pieces of at most three letters."""
 

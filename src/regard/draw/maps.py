@@ -32,7 +32,7 @@ PAGE = """\
 """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageMap:
     """A map over a picture. Made by `image_map`; shows itself in notebooks.
 
@@ -95,8 +95,9 @@ def image_map(picture: ArrayLike, values: ArrayLike, *, title: str, legend: str,
     (height, width, _), (rows, columns) = pixels.shape, array.shape
     if height % rows or width % columns:
         raise OptionError(
-            f"values has {rows}×{columns} patches, but the picture of {height}×{width} pixels cannot be cut so. "
-            "Pass the picture as the model sees it: subject.picture(…)."
+            f"values is {rows}×{columns}, but a picture of {height}×{width} pixels cannot be cut into so many patches. "
+            "Pass one number for each patch, (row, column), and the picture as the model sees it: "
+            "subject.picture(…)[0]."
         )
     if not 0 < alpha <= 1:
         raise OptionError(f"alpha={alpha!r} must be above 0 (the map could not be seen) and at most 1.")

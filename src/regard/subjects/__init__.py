@@ -18,11 +18,11 @@ from regard.types import Subject
 __all__ = ["causal", "image", "module", "open_subject", "pooled", "seq2seq", "text"]
 
 
-def open_subject(model: str | Path, *, over_limit: OverLimit = "error") -> Subject:
+def open_subject(model: str | Path, *, over_limit: OverLimit = "error", trust_remote_code: bool = False) -> Subject:
     """`regard.causal`, `seq2seq`, `image` or `text`, by what the checkpoint was saved for."""
     choose("over_limit", over_limit, ("error", "truncate", "allow"))
-    task = task_of(model)
+    task = task_of(model, trust_remote_code=trust_remote_code)
     if task in ("recognise", "see"):
-        return image(model)
+        return image(model, trust_remote_code=trust_remote_code)
     make = causal if task == "generate" else seq2seq if task == "translate" else text
-    return make(model, over_limit=over_limit)
+    return make(model, over_limit=over_limit, trust_remote_code=trust_remote_code)

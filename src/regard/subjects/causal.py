@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from regard.errors import SubjectError, WrongTarget
 from regard.subjects import targets
-from regard.subjects.loading import load
+from regard.subjects.loading import expected, load
 from regard.subjects.tokens import (
     PROBE,
     OverLimit,
     Reader,
     check_options,
     check_vocabulary,
+    described,
     device_of,
     position_limit,
     spread,
@@ -36,6 +37,8 @@ class CausalSubject:
     reader: Reader
     verbalizer: Mapping[str, str] | None
     special: Special
+
+    __repr__ = described
 
     @property
     def tokenizer(self) -> Any:
@@ -138,6 +141,7 @@ def causal(
         regard.trace(subject, "The capital of France is", target=(" Paris", " Rome"), of="logprob")
     """
     check_options(special, over_limit, padding_side)
+    expected(model, ("generate", "encode"), trust_remote_code=trust_remote_code)
     live, tokenizer = load(model, tokenizer, "generate", trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
     if verbalizer is not None and len(verbalizer) < 2:

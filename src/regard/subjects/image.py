@@ -20,7 +20,7 @@ from regard.subjects import targets
 from regard.subjects.loading import load_vision
 from regard.subjects.patches import Layout, as_pictures, measure_layout, open_picture, process, see
 from regard.subjects.text import classifier_head
-from regard.subjects.tokens import check_vocabulary, spread
+from regard.subjects.tokens import check_vocabulary, described, spread
 from regard.types import Batch, Of, Score, Special, Targets
 
 EMBEDDING = targets.Head("embedding", lambda label: -1, str)
@@ -37,6 +37,8 @@ class ImageSubject:
     declared: Literal["first", "mean"] | None
     texts: Tensor | None  # (label, channel), for classes that are texts
     special: Special
+
+    __repr__ = described
 
     @property
     def predicts(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -13,9 +14,18 @@ from typing import Any, Literal
 import transformers
 from torch import nn
 
-from regard.errors import NotAModel, TokenizerMismatch
+from regard.errors import NotAModel, SubjectError, TokenizerMismatch
 
-Task = Literal["classify", "encode", "generate", "recognise", "see", "translate"]
+Task = Literal["classify", "encode", "generate", "recognise", "see", "translate", "other"]
+DOES = {
+    "classify": "classifies texts: use regard.text",
+    "encode": "encodes texts: use regard.text",
+    "generate": "predicts next tokens: use regard.causal",
+    "translate": "reads one text and writes another: use regard.seq2seq",
+    "recognise": "looks at pictures: use regard.image",
+    "see": "looks at pictures: use regard.image",
+    "other": "reads neither texts nor pictures: use regard.module",
+}
 AUTO = {
     "classify": transformers.AutoModelForSequenceClassification,
     "encode": transformers.AutoModel,
@@ -47,22 +57,23 @@ def load(
         if isinstance(tokenizer, (str, Path)):
             tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
         return model, tokenizer
-    if not isinstance(model, (str, Path)):
-        raise NotAModel(
-            f"model={model!r} is a {type(model).__name__}, not a model, a path or a hub name. "
-            "For a function or anything else that is not a Hugging Face model, use regard.module."
-        )
     source, options = locate(model)
     options |= {"trust_remote_code": trust_remote_code}
-    try:
-        with quiet_unless_terminal():
-            live = AUTO[task].from_pretrained(source, use_safetensors=True, **options)
-            if tokenizer is None or isinstance(tokenizer, (str, Path)):
-                beside = {} if tokenizer else options
-                tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer or source, **beside)
-    except (OSError, ValueError, ImportError, KeyError) as problem:
-        # transformers reports a missing file, a broken one, a missing package and an unknown type this way
-        raise NotAModel(f"model={str(model)!r} could not be loaded: {problem}") from problem
+    if tokenizer is None and not options.get("gguf_file") and Path(source).is_dir() and not _holds_tokenizer(source):
+        raise TokenizerMismatch(
+            f"model={str(model)!r} holds no tokenizer. Pass tokenizer=, or save it beside the model."
+        )
+    with _explained(f"model={str(model)!r}", source):
+        live, told = AUTO[task].from_pretrained(source, use_safetensors=True, output_loading_info=True, **options)
+        if tokenizer is None or isinstance(tokenizer, (str, Path)):
+            beside = {} if tokenizer else options
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer or source, **beside)
+    if task != "encode" and told["missing_keys"]:  # an encoder may do without its pooler
+        missing = ", ".join(sorted(told["missing_keys"])[:3])
+        raise NotAModel(
+            f"model={str(model)!r} does not hold all of a {type(live).__name__}: {missing}, … would be random. "
+            "Was it saved for something else?"
+        )
     return live, tokenizer
 
 
@@ -78,29 +89,43 @@ def load_vision(
         with_text: whether a tokenizer is wanted, too.
         trust_remote_code: run Python code that comes with the checkpoint. Off unless you say so.
     """
-    if not isinstance(model, (nn.Module, str, Path)):
-        raise NotAModel(
-            f"model={model!r} is a {type(model).__name__}, not a model, a path or a hub name. "
-            "For anything that is not a Hugging Face model, use regard.module."
-        )
     live, complete, tokenizer = model, True, getattr(processor, "tokenizer", None)
     options = {"trust_remote_code": trust_remote_code}
     beside = processor if isinstance(processor, (str, Path)) else None
+    if not isinstance(live, nn.Module):
+        task = expected(model, ("recognise", "see"), trust_remote_code=trust_remote_code)
+        source, _ = locate(model)  # type: ignore[arg-type]  # it is no module
+        beside = beside or (source if processor is None else None)
+        with _explained(f"model={str(model)!r}", source):
+            live, told = AUTO[task].from_pretrained(source, use_safetensors=True, output_loading_info=True, **options)
+        complete = not told["missing_keys"]
+    if beside is not None:
+        with _explained(f"processor={str(beside)!r}", beside):
+            processor = transformers.AutoImageProcessor.from_pretrained(beside, **options)
+            if with_text and hasattr(live, "get_image_features"):
+                tokenizer = transformers.AutoTokenizer.from_pretrained(beside, **options)
+    return live, getattr(processor, "image_processor", processor), tokenizer, complete
+
+
+@contextmanager
+def _explained(what: str, source: str | Path) -> Iterator[None]:
+    """What transformers says about a checkpoint that cannot be loaded, in our words where these are plainer."""
     try:
         with quiet_unless_terminal():
-            if not isinstance(live, nn.Module):
-                source, gguf = locate(live)
-                live, told = AUTO[task_of(live, **options)].from_pretrained(
-                    source, use_safetensors=True, output_loading_info=True, **options, **gguf
-                )
-                complete, beside = not told["missing_keys"], beside or (source if processor is None else None)
-            if beside is not None:
-                processor = transformers.AutoImageProcessor.from_pretrained(beside, **options)
-                tokenizer = transformers.AutoTokenizer.from_pretrained(beside, **options) if with_text else None
-    except (OSError, ValueError, ImportError, KeyError) as problem:
-        what = f"processor={str(beside)!r}" if isinstance(live, nn.Module) else f"model={str(model)!r}"
-        raise NotAModel(f"{what} could not be loaded: {problem}") from problem
-    return live, getattr(processor, "image_processor", processor), tokenizer, complete
+            yield
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as problem:
+        # a missing file, a broken one, a missing package, an unknown type: transformers has no exception of its own
+        reason = str(problem)
+        if "Unrecognized configuration class" in reason:
+            reason = "transformers has no class that loads it for this. Load it yourself, and use regard.module."
+        elif not Path(source).exists():
+            reason += " (Nor is there a folder of that name on this machine.)"
+        raise NotAModel(f"{what} could not be loaded: {reason}") from problem
+
+
+def _holds_tokenizer(folder: str) -> bool:
+    names = [file.name for file in Path(folder).iterdir()]
+    return any(re.match(r"(tokenizer|vocab|merges|spiece|source).*|.*\.(model|spm|tiktoken)$", name) for name in names)
 
 
 @contextmanager
@@ -118,6 +143,13 @@ def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
     path = Path(model).expanduser()
     if path.is_dir():
         if (path / "config.json").is_file():
+            pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
+            if pickles and not any(path.glob("*.safetensors*")):
+                raise NotAModel(
+                    f"model={str(model)!r} could not be loaded: it holds its weights as a pickle ({pickles[0].name}), "
+                    "which can run code. Where you trust it, load it with transformers and save_pretrained it anew: "
+                    "that writes safetensors."
+                )
             return str(path), {}
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:
@@ -147,34 +179,45 @@ def is_gguf(model: str | Path) -> bool:
     return "gguf_file" in locate(model)[1]
 
 
-def task_of(model: str | Path, *, trust_remote_code: bool = False) -> Task:
-    """What the checkpoint was saved for."""
-    if is_gguf(model):
+def expected(model: nn.Module | str | Path, tasks: tuple[Task, ...], *, trust_remote_code: bool = False) -> Task:
+    """What a model was made for, if it is one of these; otherwise who takes it."""
+    task = task_of(model, trust_remote_code=trust_remote_code)
+    if task not in tasks:
+        name = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+        raise SubjectError(f"{name} {DOES[task]} for it.")
+    return task
+
+
+def task_of(model: nn.Module | str | Path, *, trust_remote_code: bool = False) -> Task:
+    """What a checkpoint was saved for, or a live model is; a live one that does not say is an encoder."""
+    if not isinstance(model, (nn.Module, str, Path)):
+        raise NotAModel(
+            f"model={model!r} is a {type(model).__name__}, not a model, a path or a hub name. "
+            "For a function or anything else that is not a Hugging Face model, use regard.module."
+        )
+    if isinstance(model, nn.Module):
+        config, classes = getattr(model, "config", None), type(model).__name__
+        if getattr(model, "main_input_name", "input_ids") not in ("input_ids", "pixel_values"):
+            return "other"
+    elif is_gguf(model):
         return "generate"
-    source, _ = locate(model)
-    try:
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as problem:
-        raise NotAModel(f"model={source!r} could not be loaded: {problem}") from problem
-    classes = " ".join(config.architectures or ())
+    else:
+        source, _ = locate(model)
+        with _explained(f"model={str(model)!r}", source):
+            config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        classes = " ".join(config.architectures or ())
     if "ForSequenceClassification" in classes:
         return "classify"
     if "ForImageClassification" in classes:
         return "recognise"
-    if getattr(config, "is_encoder_decoder", False) and "EncoderModel" not in classes:
+    writes = not isinstance(model, nn.Module) or getattr(model, "can_generate", lambda: False)()
+    if getattr(config, "is_encoder_decoder", False) and "EncoderModel" not in classes and writes:
         return "translate"
+    if "ForCausalLM" in classes or "LMHeadModel" in classes:
+        return "generate"
     seen, said = ("patch_size", "vision_config"), ("vocab_size", "audio_config")
-    writes = "ForConditionalGeneration" in classes or "ForCausalLM" in classes
-    if any(hasattr(config, name) for name in seen) and not any(hasattr(config, name) for name in said) and not writes:
-        return "see"
-    return "generate" if "ForCausalLM" in classes or "LMHeadModel" in classes else "encode"
-
-
-def translates(model: nn.Module) -> bool:
-    """Whether a live model reads a text and writes another: an encoder–decoder with a language-model head."""
-    config, writes = getattr(model, "config", None), getattr(model, "can_generate", None)
-    reads = getattr(model, "main_input_name", "input_ids") == "input_ids"  # not a spectrogram, not pixels
-    return bool(getattr(config, "is_encoder_decoder", False) and reads and writes and writes())
+    sees = any(hasattr(config, name) for name in seen) and not any(hasattr(config, name) for name in said)
+    return "see" if sees and "ForConditionalGeneration" not in classes else "encode"
 
 
 def sentence_pooling(model: nn.Module | str | Path) -> Literal["first", "mean"] | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import EmptyInput, InputError, OptionError, SubjectError, WrongTarget, choose
 from regard.subjects import targets
-from regard.subjects.tokens import spread
+from regard.subjects.tokens import described, spread
 from regard.types import Batch, Features, Of, Score, Source, Special, Targets
 
 
@@ -29,6 +29,8 @@ class ModuleSubject:
     source_padding: Callable[..., Tensor] | None
     head: targets.Head
     special: Special
+
+    __repr__ = described
 
     @property
     def predicts(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -134,7 +135,8 @@ def open_picture(picture: Any, name: str) -> Any:
         picture = Image.fromarray(picture)
     if not isinstance(picture, Image.Image):
         raise InputError(
-            f"{name}={picture!r} is a {type(picture).__name__}. Pass a PIL image, a path, an array or a tensor."
+            f"{name}={reprlib.repr(picture)} is a {type(picture).__name__}. Pass a PIL image, a path, an array or a "
+            "tensor."
         )
     if 0 in picture.size:
         raise EmptyInput(f"{name} is {picture.size[0]}×{picture.size[1]} pixels: there is nothing to see.")

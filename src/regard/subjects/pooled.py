@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import EmptyInput, OptionError, SubjectError, choose
 from regard.subjects import targets
-from regard.subjects.tokens import as_list, device_of
+from regard.subjects.tokens import as_list, described, device_of
 from regard.types import Batch, Features, Of, Score, Special, Targets
 
 Output = Literal["binary", "softmax", "sigmoid", "regression"]
@@ -28,6 +28,8 @@ class PooledSubject:
     labels: tuple[str, ...]
     head: targets.Head
     special: Special
+
+    __repr__ = described
 
     @property
     def attentions(self) -> int:

@@ -13,9 +13,18 @@ from torch.nn.functional import one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.attention.running import undisturbed
-from regard.errors import EmptyInput, InputError, NoSuchPart, OptionError, SubjectError, TooLong, WrongTarget
+from regard.errors import (
+    EmptyInput,
+    InputError,
+    NoSuchPart,
+    OptionError,
+    SubjectError,
+    TooLong,
+    WrongTarget,
+    whole_numbers,
+)
 from regard.subjects import targets
-from regard.subjects.loading import is_gguf, load, task_of, translates
+from regard.subjects.loading import expected, load
 from regard.subjects.tokens import (
     OverLimit,
     Reader,
@@ -24,6 +33,7 @@ from regard.subjects.tokens import (
     check_vocabulary,
     decode,
     decoded_features,
+    described,
     device_of,
     position_limit,
 )
@@ -43,6 +53,8 @@ class Seq2SeqSubject:
     special: Special
     token: int = -1
 
+    __repr__ = described
+
     @property
     def tokenizer(self) -> Any:
         """The tokenizer."""
@@ -55,6 +67,7 @@ class Seq2SeqSubject:
 
     def at(self, token: int) -> Seq2SeqSubject:
         """The same subject, which explains another of the produced tokens."""
+        (token,) = whole_numbers("token", token)
         return replace(self, token=token)
 
     def produced(self, inputs: Any) -> tuple[tuple[str, ...], ...]:
@@ -230,7 +243,8 @@ def seq2seq(
 
     Its inputs are texts, whose output is generated greedily, or (source, produced) pairs, where the model is made to
     say the second text. What is explained is one produced token, the last unless `Seq2SeqSubject.at` says which; its
-    features are the tokens before it, and those of the source are in ``trace.source``.
+    features are the tokens before it, and those of the source are in ``trace.source``. Sites are told apart by length:
+    a source that is as long as what was produced gets one masked row more.
 
     Args:
         model: a live Hugging Face model, a local folder, a GGUF file, or a hub name.
@@ -251,12 +265,7 @@ def seq2seq(
     check_options(special, over_limit, "right")
     if most < 1:
         raise OptionError(f"most={most!r}: at least one token must be generated.")
-    advice = "Use regard.causal for decoders, regard.text for encoders and classifiers."
-    if isinstance(model, (str, Path)) and not is_gguf(model):
-        if task_of(model, trust_remote_code=trust_remote_code) != "translate":
-            raise SubjectError(f"{model} was not saved as an encoder–decoder that writes text. {advice}")
-    elif isinstance(model, nn.Module) and not translates(model):
-        raise SubjectError(f"{type(model).__name__} is no encoder–decoder that reads and writes text. {advice}")
+    expected(model, ("translate",), trust_remote_code=trust_remote_code)
     live, tokenizer = load(model, tokenizer, "translate", trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
     reader = Reader(tokenizer, position_limit(live, tokenizer), over_limit, "right")

@@ -68,7 +68,7 @@ def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:
     if head.kind == "embedding":
         raise WrongTarget(
             f"target={target!r}: a plain encoder has no classes, so it needs a function of its output as target. "
-            "subject.similarity('another text') is a ready-made one."
+            "subject.similarity(…), to another input, is a ready-made one."
         )
     columns = head.columns(output, of)
     values: list[Tensor] = []

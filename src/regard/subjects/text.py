@@ -15,7 +15,7 @@ from regard.attention import measure_readout
 from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.subjects import targets
-from regard.subjects.loading import Task, is_gguf, load, sentence_pooling, task_of, translates
+from regard.subjects.loading import Task, expected, is_gguf, load, sentence_pooling
 from regard.subjects.tokens import (
     PROBE,
     OverLimit,
@@ -23,6 +23,7 @@ from regard.subjects.tokens import (
     Text,
     check_options,
     check_vocabulary,
+    described,
     device_of,
     position_limit,
     spread,
@@ -40,6 +41,8 @@ class TextSubject:
     reader: Reader
     declared: Reading | None
     special: Special
+
+    __repr__ = described
 
     @property
     def tokenizer(self) -> Any:
@@ -154,16 +157,8 @@ def text(
     if readout is not None:
         choose("readout", readout, ("first", "last", "mean"))
     check_options(special, over_limit, padding_side)
-    name = type(model).__name__
-    task: Task = "encode"
-    if isinstance(model, (str, Path)) and not is_gguf(model):
-        name, task = str(model), task_of(model, trust_remote_code=trust_remote_code)
-    if task == "generate" or "ForCausalLM" in name or "LMHeadModel" in name:
-        raise SubjectError(f"{name} predicts next tokens: use regard.causal for it.")
-    if task == "translate" or (isinstance(model, nn.Module) and translates(model)):
-        raise SubjectError(f"{name} reads one text and writes another: use regard.seq2seq for it.")
-    if task in ("recognise", "see"):
-        raise SubjectError(f"{name} looks at pictures: use regard.image for it.")
+    gguf = isinstance(model, (str, Path)) and is_gguf(model)
+    task: Task = "encode" if gguf else expected(model, ("classify", "encode"), trust_remote_code=trust_remote_code)
     live, tokenizer = load(model, tokenizer, task, trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
     readout = readout or sentence_pooling(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -23,6 +23,8 @@ def as_list(inputs: Any, *, pairs: bool = True) -> list[Text]:
     """One text or pair, or several, as a list; refuses what is no text or holds none."""
     if isinstance(inputs, str) or (isinstance(inputs, tuple) and all(isinstance(part, str) for part in inputs)):
         inputs = [inputs]
+    if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
+        raise InputError(f"inputs is a {type(inputs).__name__}: pass one column of it, such as inputs['text'].")
     if not isinstance(inputs, Iterable):
         raise InputError(f"inputs={inputs!r} is not a text or a list of texts.")
     inputs = list(inputs)
@@ -36,6 +38,11 @@ def as_list(inputs: Any, *, pairs: bool = True) -> list[Text]:
         if not all(part.strip() for part in parts):
             raise EmptyInput(f"inputs[{number}]={text!r} is empty: there is nothing to attend to.")
     return list(inputs)
+
+
+def described(subject: Any) -> str:
+    """What a subject is, in a line: a notebook would print all of its model otherwise."""
+    return f"{type(subject).__name__}({type(subject.model).__name__})"
 
 
 def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
