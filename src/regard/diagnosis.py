@@ -191,7 +191,7 @@ def _variants(subject: Subject, batch: Batch) -> tuple[Rerun, str]:
     rerun = Rerun(subject, batch)
     rerun(edits.permute(0, sites=-1), variants=VARIANTS)
     last = len(rerun.spots) - 1
-    if rerun.recordings.get(last) is None:
+    if rerun.upstream[last].recording is None:
         return rerun, f"permutations of site {last}; each runs the whole model (replay is off: see the debug log)"
     return rerun, f"permutations of site {last}; what lies before it is run once"
 

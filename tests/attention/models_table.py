@@ -104,7 +104,7 @@ def replay_deviation(case: Case) -> float:
         rerun = Rerun(case.subject, case.inputs)
         with heard() as said:
             replayed = rerun(edit, variants=5)
-        if rerun.recordings[site] is None:
+        if rerun.upstream[site].recording is None:
             reasons.append("; ".join(said).replace("replay is off: ", ""))
         found.append(gap(replayed, regard.intervene(case.subject, case.inputs, edit, variants=5, replay=False)))
     if reasons and max(found) <= EXACT[2]:

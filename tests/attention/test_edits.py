@@ -410,7 +410,7 @@ def small():
         (lambda: edits.zero("film"), OptionError, "positions='film'"),
         (lambda: edits.replace(torch.full((4,), 0.5)), BadEdit, "sums to 2, not 1. Pass allow_unnormalised=True"),
         (lambda: edits.replace(torch.tensor([1.5, -0.5, 0, 0])), BadEdit, "has a negative weight"),
-        (lambda: edits.replace(torch.tensor([0.0, 0, 0, 1])), BadEdit, "gives weight 1 to a key that the mask hides"),
+        (lambda: edits.replace(torch.tensor([0.0, 0, 0, 1])), BadEdit, "gives weight 1 to keys that the mask hides"),
         (
             lambda: edits.replace(torch.rand(2, HEADS, 1, 7)),
             BadEdit,
@@ -481,6 +481,28 @@ def test_variants_must_be_a_number(small, variants):
         regard.intervene(*small, edits.uniform(), variants=variants)
 
 
+def test_an_edit_that_writes_into_the_weights_is_checked_all_the_same(small):
+    with pytest.raises(BadEdit, match="sums to 2"):
+        regard.intervene(*small, edits.custom(lambda weights, place: weights.mul_(2)))
+
+
+def test_many_hidden_keys_are_noticed_together():
+    subject = subject_of(Model().eval(), 400)
+    inputs = (torch.randn(1, 400, WIDTH), torch.arange(400)[None] < 4)
+    even = torch.full((400,), 1 / 400)  # less than a thousandth for each, and nearly all of it on padding
+    with pytest.raises(BadEdit, match=r"gives weight 0.99 to keys that the mask hides"):
+        regard.intervene(subject, inputs, edits.replace(even))
+
+
+def test_too_many_rows_are_refused(small):
+    subject, inputs = small
+    given = regard.trace(subject, inputs).sites[1].weights()  # all rows; only the last is edited
+    with pytest.raises(BadEdit, match=r"\(2, 3, 4, 4\) do not fit site 1 .* edited row, key\) is \(2, 3, 1, 4\)"):
+        regard.intervene(subject, inputs, edits.replace(given, sites=1))
+    same = regard.intervene(subject, inputs, edits.replace(given, sites=1, rows="all"))
+    torch.testing.assert_close(same, regard.intervene(subject, inputs, []), atol=1e-6, rtol=0)
+
+
 def test_unnormalised_weights_are_taken_when_meant(small):
     subject, inputs = small
     double = edits.replace(torch.tensor([2.0, 0, 0, 0]), sites=1, allow_unnormalised=True)
@@ -493,6 +515,52 @@ def test_unnormalised_weights_are_taken_when_meant(small):
 def test_an_output_that_is_not_finite_is_named(small):
     with pytest.raises(NonFinite, match="output under these edits"):
         regard.intervene(*small, [edits.scale(3e38, sites=1), edits.scale(1e3, sites=1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_which_keys_may_be_seen_outlives_a_cast(dtype):
+    """Softmax in float32, then a cast to half precision, as Hugging Face writes it: small weights become 0."""
+
+    class Cast(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = (6 * x @ x.mT).float() + torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+            weights = nn.functional.dropout(scores.softmax(-1).to(x.dtype), 0.1, training=False)
+            return (weights[..., None] * x[:, None]).sum(2)
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, WIDTH).to(dtype)
+    subject = regard.module(
+        Cast(), lambda model, x: model(x).flatten(1), features=list("abcd"), readout="mean", output="embedding"
+    )
+    assert (regard.trace(subject, x).sites[0].weights().tril() == 0).sum() > 12
+    expected = torch.stack([x[:, : row + 1].float().mean(1) for row in range(4)], 1)
+    edited = regard.intervene(subject, x, edits.uniform()).view_as(x).float()
+    torch.testing.assert_close(edited, expected, atol={torch.float32: 1e-6}.get(dtype, 0.02), rtol=0)
+
+
+def test_a_fused_call_that_is_no_site_is_left_alone():
+    """A kernel over memory slots in the same module, before the attention over rows."""
+
+    class Memory(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slots, self.q = nn.Parameter(torch.randn(1, 1, 7, WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            slots = self.slots.expand(len(x), -1, -1, -1)
+            x = x + F.scaled_dot_product_attention(self.q(x)[:, None], slots, slots).squeeze(1)
+            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]).squeeze(1)
+
+    torch.manual_seed(0)
+    model, x = Memory(), torch.randn(2, 4, WIDTH)
+    subject = regard.module(
+        model, lambda model, x: model(x).flatten(1), features=list("abcd"), readout="mean", output="embedding"
+    )
+    with torch.no_grad():
+        slots = model.slots.expand(2, -1, -1, -1)
+        states = x + F.scaled_dot_product_attention(model.q(x)[:, None], slots, slots).squeeze(1)
+    expected = states.mean(1, keepdim=True).expand_as(x)
+    torch.testing.assert_close(regard.intervene(subject, x, edits.uniform()).view_as(x), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e4])

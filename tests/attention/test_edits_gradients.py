@@ -95,7 +95,7 @@ def test_recomputation_that_is_not_edited_would_be_wrong(double, monkeypatch):
     inputs = inputs_of(2, 4, dtype=torch.float64)
     right = gradients(model, CASES["scale"], inputs)
     model.checkpointed = False
-    monkeypatch.setattr(editing, "edit_recomputation", lambda editor: False)
+    monkeypatch.setattr(editing, "recompute_inside", lambda context, site: False)
     try:
         wrong = gradients(model, CASES["custom"], inputs)
     except torch.utils.checkpoint.CheckpointError:
@@ -149,3 +149,72 @@ def test_weights_can_be_searched_for():
         optimiser.step()
         gaps.append(-float(loss.detach()))
     assert gaps[-1] > 1.5 * gaps[0]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_model_in_train_mode_is_recomputed_as_it_was_computed(double, reentrant):
+    """Dropout is off in the forward pass; the backward pass comes when the modes are restored."""
+    model = double()
+    for block in model.blocks:
+        block.o = torch.nn.Sequential(block.o, torch.nn.Dropout(0.5))
+    x, real = inputs_of(2, 4, dtype=torch.float64)
+    x.requires_grad_()
+    expected = gradients(model, CASES["custom"], (x, real))
+    model.train()
+    model.checkpointed = reentrant
+    found = gradients(model, CASES["custom"], (x, real))
+    assert model.training
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
+
+
+def test_a_learned_bias_is_detached_with_the_weights():
+    class Biased(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(
+                x[:, None], x[:, None], x[:, None], self.bias
+            ).squeeze(1)
+
+    subject = regard.module(
+        Biased(), lambda model, x: model(x).flatten(1), features=list("abcd"), readout="mean", output="embedding"
+    )
+    x = torch.randn(2, 4, WIDTH)
+    for edit in (edits.detach(), edits.detach(heads=[0])):
+        output = regard.intervene(subject, x.clone().requires_grad_(), edit, gradients=True)
+        (gradient,) = torch.autograd.grad(output.sin().sum(), [subject.model.bias], allow_unused=True)
+        assert gradient is None or gradient.abs().max() == 0
+
+
+def test_there_are_no_gradients_in_inference_mode():
+    subject = subject_of(Model().eval(), 4)
+    inputs = inputs_of(1, 4)
+    with torch.inference_mode(), pytest.raises(regard.errors.NoGradient, match="inference_mode"):
+        regard.intervene(subject, inputs, edits.uniform(), gradients=True)
+
+
+def test_a_checkpoint_between_softmax_and_values_is_refused(double):
+    """What is recomputed has no softmax, so its attention cannot be seen; silence would be wrong gradients."""
+
+    class Cut(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.v = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = (self.q(x) @ x.mT).softmax(-1)
+            if not torch.is_grad_enabled():
+                return weights @ self.v(x)
+            return torch.utils.checkpoint.checkpoint(
+                lambda weights, x: weights @ self.v(x), weights, x, use_reentrant=True
+            )
+
+    subject = regard.module(
+        Cut(), lambda model, x: model(x).flatten(1), features=list("abcd"), readout="mean", output="embedding"
+    )
+    output = regard.intervene(subject, torch.randn(2, 4, WIDTH), edits.custom(sharper), gradients=True)
+    with pytest.raises(regard.errors.NotReproduced, match="its softmax lies outside"):
+        output.sum().backward()

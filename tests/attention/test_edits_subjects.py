@@ -62,8 +62,8 @@ def test_pooled_encoders_are_edited_and_replayed(encoder, task):
     inputs = [("a b c d", "a b"), ("e f a", "b c d")] if task == "pair" else ["a b c d", "e f a"]
     rerun = Rerun(subject, inputs)
     many = rerun(edits.permute(0), variants=6)
-    assert rerun.recordings[0] is not None
-    assert rerun.recordings[0].outputs  # the encoder is not run again
+    assert rerun.upstream[0].recording is not None
+    assert rerun.upstream[0].recording.outputs  # the encoder is not run again
     torch.testing.assert_close(
         many, Rerun(subject, inputs, replay=False)(edits.permute(0), variants=6), atol=1e-6, rtol=0
     )
@@ -110,9 +110,9 @@ def test_minilm_replayed_is_minilm_run(minilm_path, site):
     edit = edits.permute(3, sites=site)
     rerun = Rerun(subject, texts)
     on = rerun(edit, variants=8)
-    assert rerun.recordings[site] is not None
+    assert rerun.upstream[site].recording is not None
     off = Rerun(subject, texts, replay=False)(edit, variants=8)
-    torch.testing.assert_close(on, off, atol=1e-6, rtol=0)
+    assert (on - off).abs().max() <= 1e-6 * off.abs().max()
     singles = torch.stack([regard.intervene(subject, text, edit, variants=8)[:, 0] for text in texts[1:]])
     assert singles.shape == (1, 8, 384)
 
@@ -122,9 +122,14 @@ def test_smollm_is_edited_by_names_and_replayed_in_the_middle(smollm):
     name = "model.layers.15.self_attn"
     rerun = Rerun(smollm, prompt)
     on = rerun(edits.permute(0, sites=name), variants=5)
-    assert len(rerun.recordings[15].outputs) >= 15  # the layers before it, and the queries, keys and values of its own
+    assert (
+        len(rerun.upstream[15].recording.outputs) >= 15
+    )  # the layers before it, and the queries, keys and values of its own
     off = Rerun(smollm, prompt, replay=False)(edits.permute(0, sites=name), variants=5)
-    torch.testing.assert_close(on, off, atol=1e-4, rtol=0)  # logits of about 20
+    # matrix products round differently in batches of other sizes, and 15 layers follow: that is what may differ
+    rounding = (off[0] - Rerun(smollm, prompt)(edits.permute(0, sites=name))).abs().max()
+    assert 0 < rounding < 1e-4
+    assert (on - off).abs().max() <= 2 * rounding
     assert (on - rerun.output).abs().max() > 0.01
     same = rerun(edits.custom(lambda weights, place: weights))
     torch.testing.assert_close(same, rerun.output, atol=1e-4, rtol=0)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_edits import WIDTH, Block, Model, inputs_of, subject_of
 from torch import Tensor, nn
 
@@ -63,12 +64,12 @@ def test_replay_gives_way_where_it_cannot_be_right(how, caplog):
         replayed = rerun(edit, variants=6)
     full = Rerun(subject, inputs, replay=False)(edit, variants=6)
     torch.testing.assert_close(replayed, full, atol=1e-6, rtol=0)
-    used = rerun.recordings[2] is not None
-    assert used == (how != "writes")
-    assert ("replay is off" in caplog.text) != used
+    used = rerun.upstream[2].recording is not None
+    assert used == (how in ("nothing", "object"))
+    assert ("replay is off" in caplog.text) == (how == "writes")
     assert ("run one by one" in caplog.text) == (how == "mixes examples")
     if how == "object":  # it is run; what lies before it is not
-        assert not any(call[-1][0] == id(subject.model.odd) for call in rerun.recordings[2].outputs)
+        assert not any(call[-1][0] == id(subject.model.odd) for call in rerun.upstream[2].recording.outputs)
 
 
 def test_replay_is_proved_before_it_is_used(small, monkeypatch, caplog):
@@ -82,7 +83,7 @@ def test_replay_is_proved_before_it_is_used(small, monkeypatch, caplog):
     with caplog.at_level("DEBUG", "regard"):
         again = regard.intervene(subject, inputs, edits.permute(1, sites=1), variants=5)
     torch.testing.assert_close(again, expected, atol=1e-6, rtol=0)
-    assert "replay is off: unedited variants do not give what the plain run gave" in caplog.text
+    assert "replay is off: two variants do not give what they give when all is run" in caplog.text
 
 
 class Between(nn.Module):
@@ -120,7 +121,7 @@ def test_an_edit_is_never_lost(how, site):
     off = Rerun(subject, x, replay=False)(edits.uniform(sites=site), variants=5)
     assert (on - rerun.output).abs().max() > 0.01
     torch.testing.assert_close(on, off, atol=1e-6, rtol=0)
-    assert rerun.recordings[site] is not None
+    assert rerun.upstream[site].recording is not None
 
 
 def test_a_site_that_is_not_reached_is_an_error(small):
@@ -171,3 +172,82 @@ def test_threads_may_replay_the_same_model(small):
         found = [future.result() for future in [pool.submit(run) for _ in range(8)]]
     assert all(torch.equal(one, expected) for one in found)
     assert not any("forward" in vars(module) for module in subject.model.modules())
+
+
+class Mean(nn.Module):
+    """Centres by the mean of the batch: two equal variants do not show that examples look at one another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class Picks(nn.Module):
+    """Where the last row of each example lies among all rows: repeated for each variant, it would be the first's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.arange(len(x)) * x.shape[1] + x.shape[1] - 1
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize("how", ["mean", "picks"])
+def test_variants_that_differ_are_what_proves(how, examples, caplog):
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.mean, self.picks = Block(True, False), Mean(), Picks()
+
+        def forward(self, x: Tensor, real: Tensor) -> Tensor:
+            place = self.picks(x)
+            made = x + self.one(x, real)
+            return self.mean(made).mean(1) if how == "mean" else made.flatten(0, 1)[place]
+
+    torch.manual_seed(0)
+    readout = "mean" if how == "mean" else "last"
+    subject = regard.module(
+        Odd().eval(), lambda model, x, real: model(x, real), features=list("abcd"), readout=readout, output="embedding"
+    )
+    inputs = (torch.randn(examples, 4, WIDTH), torch.ones(examples, 4, dtype=torch.bool))
+    if how == "mean" and examples == 1:
+        return  # its output is 0
+    with caplog.at_level("DEBUG", "regard"):
+        many = regard.intervene(subject, inputs, edits.permute(0, rows="all"), variants=6)
+    assert many.std(0).max() > 1e-3
+    torch.testing.assert_close(
+        many[0], regard.intervene(subject, inputs, edits.permute(0, rows="all")), atol=1e-6, rtol=0
+    )
+    assert ("run one by one" if how == "mean" else "replay is off") in caplog.text
+
+
+def test_attention_across_samples_is_edited_and_its_variants_run_one_by_one():
+    class Saint(nn.Module):
+        """Attention over columns, then over the rows of the batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.columns, self.head = Block(True, False), nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor, real: Tensor) -> Tensor:
+            x = x + self.columns(x, real)
+            flat = x.flatten(1)[None, None]
+            return self.head(F.scaled_dot_product_attention(flat, flat, flat).view_as(x).mean(1))
+
+    torch.manual_seed(0)
+    subject = regard.module(
+        Saint().eval(), lambda model, x, real: model(x, real), features=list("abcd"), readout="mean"
+    )
+    inputs = (torch.randn(3, 4, WIDTH), torch.ones(3, 4, dtype=torch.bool))
+    assert [site.kind for site in regard.trace(subject, inputs).sites] == ["self", "samples"]
+    for site in (0, 1):
+        edit = edits.permute(0, sites=site, rows="all")
+        many = regard.intervene(subject, inputs, edit, variants=5)
+        torch.testing.assert_close(many[0], regard.intervene(subject, inputs, edit), atol=1e-6, rtol=0)
+        assert many.std(0).max() > 1e-5
+
+
+def test_threads_leave_a_model_in_train_mode(small):
+    subject, inputs = small
+    subject.model.train()
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(regard.intervene, subject, inputs, edits.uniform()) for _ in range(12)]:
+            future.result()
+    assert all(module.training for module in subject.model.modules())

@@ -6,28 +6,26 @@ multiply rows multiply its result, and what the kernel itself can do (uniform, d
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention.checkpoints import recompute_inside
 from regard.attention.edits import Edit, Place
-from regard.attention.recognise import tensors_in
+from regard.attention.recognise import HIDDEN
+from regard.attention.replay import CannotReplay
+from regard.attention.running import undisturbed
 from regard.attention.sites import Fused, Given, at_least_float
-from regard.attention.tape import Reading, Record, Tape
+from regard.attention.tape import Reading, Record, Tape, attend
 from regard.errors import BadEdit, NotReproduced
 from regard.types import Batch
 
 BLOCK_BYTES = 256 << 20  # of explicit weights, where there is no graph that would keep them anyway
-# The smallest "minus infinity" in use is −10,000; no model's own scores are so far apart.
-HIDDEN = -9000.0
 SLACK = 1e-4  # of row sums; optimisers and half precision do not hit 1 more closely
 
 
@@ -73,10 +71,6 @@ class Plan:
     replayed: bool = False
 
 
-class CannotReplay(Exception):
-    """What lies upstream must be run, for the reason given."""
-
-
 class Editor(Tape):
     """Runs one forward pass with edits. Keeps nothing of it.
 
@@ -85,15 +79,21 @@ class Editor(Tape):
         batch: what it will run on: the variants one after the other, each with all examples.
         plan: what to do where.
         first: number of the first site that will be seen (not 0 when a part of the model is recomputed).
+        recomputes: whether this is the recomputation of a checkpoint.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch, plan: Plan, first: int = 0) -> None:
+    def __init__(self, model: nn.Module, batch: Batch, plan: Plan, first: int = 0, *, recomputes: bool = False) -> None:
         super().__init__(model, batch)
         self.model = model
         self.plan = plan
         self.count = first
-        self.made_by_kernel = 0  # how many steps of the site at hand
+        self.recomputes = recomputes
         self.reached: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Where the next site is edited, which keys may be seen must be known."""
+        self.follower.looks_for_masks = self.count in self.plan.steps
+        return super().__torch_function__(func, types, args, kwargs)
 
     def verify(self) -> None:
         """After the run: no edited site was passed over, or its edits would be lost without a word."""
@@ -109,42 +109,29 @@ class Editor(Tape):
         """Nothing: the sites of many variants would fill the memory."""
         if self.plan.gradients:
             first = self.count
-            found = edit_recomputation(lambda: Editor(self.model, self.batch, self.plan, first))
+            found = recompute_inside(lambda sites: self._again(first, sites), first)
             if found and self.plan.replayed:
                 raise CannotReplay("activations are checkpointed, and would be recomputed in full")
 
-    def _fused(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Ask the kernel for what it can do itself."""
-        steps, self.made_by_kernel = self.plan.steps.get(self.count), 0
-        if steps and _everywhere(steps[0].edit) and self._module_name() == self.plan.names[self.count]:
-            mask = args[1] if len(args) > 1 else kwargs.get("attn_mask")
-            if steps[0].edit.fused == "detach":
-                query, key, self.made_by_kernel = query.detach(), key.detach(), 1
-            elif steps[0].edit.fused == "uniform" and (mask is None or mask.dtype == torch.bool):
-                query, self.made_by_kernel = torch.zeros_like(query), 1
-        return super()._fused(query, key, *args, **kwargs)
-
-    def softmaxed(self, weights: Tensor, args: Any, kwargs: Any) -> Tensor:
-        """Weights that the model forms itself show by not being 0 which keys may be seen.
-
-        A key that may be seen, but whose weight has vanished, gets the smallest there is: too small to move a result.
-        """
-        if self.count not in self.plan.steps or not weights.is_floating_point():
-            return weights
-        scores = next(tensors_in(args, kwargs)).detach()
-        axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", -1))
-        seen = scores - scores.amax(axis, keepdim=True) > HIDDEN
-        return weights.masked_fill(seen & (weights.detach() == 0), torch.finfo(weights.dtype).tiny)
+    @contextmanager
+    def _again(self, first: int, sites: set[int]) -> Iterator[None]:
+        """The same edits, and the same modes, for a part of the model that is recomputed."""
+        with undisturbed(self.model), Editor(self.model, self.batch, self.plan, first, recomputes=True) as editor:
+            yield
+        if missed := sorted(sites & self.plan.steps.keys() - editor.reached):
+            raise NotReproduced(
+                f"site {missed[0]} ({self.plan.names[missed[0]]}) was not seen again when its checkpoint was "
+                "recomputed: its softmax lies outside. Switch checkpointing off for gradients of edited attention."
+            )
 
     def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
         """The site's result with its edits made."""
         number = self.count - 1
         self.reached.add(number)
-        steps = self.plan.steps.get(number, [])[self.made_by_kernel :]
-        self.made_by_kernel = 0
+        steps = self.plan.steps.get(number)
         if not steps:
             return result
-        if record.name != self.plan.names[number]:
+        if record.name != self.plan.names[number] and not self.recomputes:  # a checkpointed function has no module
             raise NotReproduced(
                 f"site {number} was {self.plan.names[number]} in the plain run and is {record.name} with edits: the "
                 "model takes another path. Edit later sites, or one at a time."
@@ -157,11 +144,20 @@ class Editor(Tape):
                 break  # what is written into the view is written into the result
         else:
             raise NotReproduced(f"site {number} ({record.name}): its result is laid out so that it cannot be edited.")
+        if isinstance(source, Fused) and (asked := _by_kernel(steps[0].edit, source)):
+            source, steps = asked, steps[1:]
+            again, _ = attend(
+                source.q, source.k, source.values, source.mask, dropout, source.causal, source.scale,
+                source.q.shape[-3:-2] != source.k.shape[-3:-2],
+            )  # fmt: skip
+            real = self.real_rows(record, 2)[:, None, :, None]  # padding rows stay as they are
+            before = record.fold(again).where(real, before)
+            view.copy_(before)
         if all(step.edit.factor for step in steps):
             for step in steps:
                 before = self._multiplied(step, record, before)
             view.copy_(before)
-        else:
+        elif steps:
             self._write(steps, record, source.map(record.read), view, dropout)
         return edited
 
@@ -228,8 +224,13 @@ class Editor(Tape):
         """What an edit makes of weights, after a look at whether it may."""
         place = self._place(step, record, rows, allowed, span)
         old = self._split(weights)
-        new = step.edit.change(old, place)
+        mass = weights.detach().transpose(1, 2)[valid].sum(-1)  # before the edit, which may write into the weights
         what = f"edit {step.edit.name} at site {place.site} ({place.name})"
+        try:
+            new = step.edit.change(old, place)
+        except Exception as raised:
+            raised.add_note(f"raised by {what}")
+            raise
         if not isinstance(new, Tensor) or new.shape != old.shape:
             got = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
             raise BadEdit(f"{what} returned {got}; the weights it was given have shape {tuple(old.shape)}.")
@@ -240,14 +241,14 @@ class Editor(Tape):
         if not shown.isfinite().all():
             raise BadEdit(f"{what} returned NaN or Inf.")
         if step.edit.normalised:
-            total, mass = shown.sum(-1), weights.detach().transpose(1, 2)[valid].sum(-1)
+            total = shown.sum(-1)
             off = torch.minimum((total - mass).abs(), (total - 1).abs()).flatten()
             lowest = float(shown.min())
-            hidden = float(shown.where(~allowed.transpose(1, 2)[valid], 0).abs().max())
+            hidden = float(shown.where(~allowed.transpose(1, 2)[valid], 0).abs().sum(-1).max())
             problem = (
                 f"has a negative weight ({lowest:.3g})" if lowest < -SLACK
                 else f"has a row that sums to {float(total.flatten()[off.argmax()]):.4g}, not 1" if off.max() > SLACK
-                else f"gives weight {hidden:.3g} to a key that the mask hides" if hidden > SLACK
+                else f"gives weight {hidden:.3g} to keys that the mask hides" if hidden > SLACK
                 else None
             )  # fmt: skip
             if problem:
@@ -260,7 +261,7 @@ class Editor(Tape):
         allowed = self._split(allowed) if allowed.dim() else allowed
         return Place(
             site, record.name, tuple(step.heads.tolist()), rows, allowed, special[:, None, None], real,
-            self.plan.variants, self.plan.total, span,
+            self.plan.variants, self.plan.total, span, step.rows.shape[1],
         )  # fmt: skip
 
     def _split(self, x: Tensor) -> Tensor:
@@ -276,7 +277,8 @@ def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor
     index = rows[:, None, :, None]
     if isinstance(source, Given):
         weights = at_least_float(source.weights[:, heads].take_along_dim(index, 2))
-        return weights, weights.detach() > 0
+        visible = weights.detach() if source.visible is None else source.visible[:, heads].take_along_dim(index, 2)
+        return weights, visible != 0
     share = source.q.shape[1] // source.k.shape[1]
     q = at_least_float(source.q[:, heads].take_along_dim(index, 2)) * source.scale
     scores = q @ at_least_float(source.k[:, heads // share]).mT
@@ -300,46 +302,16 @@ def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor
     return weights, allowed
 
 
-def edit_recomputation(editor: Callable[[], Editor]) -> bool:
-    """Where activations are checkpointed, their recomputation in the backward pass must make the same edits.
-
-    Returns whether they are.
-
-    ``backward()`` runs without any mode, so the recomputation would be of the unedited model: silently wrong gradients.
-    torch offers no door for this from outside, so the checkpoints that are open above us are told to enter an editor.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    found = False
-    while frame is not None:
-        if frame.f_code is CHECKPOINT and "gen" in frame.f_locals:
-            _enter(frame.f_locals["gen"].gi_frame.f_locals["new_frame"], "recompute_fn", editor)
-            found = True
-        elif frame.f_code is REENTRANT:
-            _enter(frame.f_locals["ctx"], "run_function", editor)
-            found = True
-        frame = frame.f_back
-    return found
-
-
-def _enter(holder: Any, attribute: str, editor: Callable[[], Editor]) -> None:
-    function = getattr(holder, attribute)
-    if getattr(function, "edited", False):
-        return
-
-    def edited(*args: Any) -> Any:
-        with editor():
-            return function(*args)
-
-    edited.edited = True  # type: ignore[attr-defined]
-    setattr(holder, attribute, edited)
-
-
-CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
-REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
-
-
-def _everywhere(edit: Edit) -> bool:
-    return edit.heads is None and edit.rows == "all"
+def _by_kernel(edit: Edit, source: Fused) -> Fused | None:
+    """The arguments with which the kernel itself makes an edit of all heads and rows, if it can."""
+    if edit.heads is not None or edit.rows != "all":
+        return None
+    if edit.fused == "detach":
+        mask = source.mask if source.mask is None else source.mask.detach()
+        return replace(source, q=source.q.detach(), k=source.k.detach(), mask=mask)
+    if edit.fused == "uniform" and (source.mask is None or source.mask.dtype == torch.bool):
+        return replace(source, q=torch.zeros_like(source.q))
+    return None
 
 
 def _union(steps: list[Step], queries: int) -> Tensor:

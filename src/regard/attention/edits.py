@@ -40,6 +40,7 @@ class Place:
         variants: the numbers of the variants at hand; one if none were asked for.
         total: how many variants were asked for; None if none were, and then no tensor has a variant axis.
         span: which of all edited rows these are, where they come in blocks.
+        edited: how many rows of each example are edited in all.
     """
 
     site: int
@@ -52,6 +53,7 @@ class Place:
     variants: range
     total: int | None
     span: slice
+    edited: int
 
     def at_hand(self, given: Tensor, what: str) -> Tensor:
         """The part of ``(variant, …)`` that belongs to the variants at hand; one entry stands for all."""
@@ -178,14 +180,14 @@ def replace(
     given = _tensor("replace: weights", weights)
 
     def change(old: Tensor, place: Place) -> Tensor:
-        new = given if given.dim() < 2 or given.shape[-2] == 1 else given[..., place.span, :]
-        new = place.at_hand(new, "replace: weights") if new.dim() == 5 else new
+        new = place.at_hand(given, "replace: weights") if given.dim() == 5 else given
+        shape = (*old.shape[:-2], place.edited, old.shape[-1])
         try:
-            return new.to(old.dtype).expand(old.shape)
+            return new.to(old.dtype).expand(shape)[..., place.span, :]
         except RuntimeError:
             raise BadEdit(
                 f"replace: weights of shape {tuple(given.shape)} do not fit site {place.site} ({place.name}), where "
-                f"({'variant, ' * (old.dim() == 5)}example, head, row, key) is {tuple(old.shape)}."
+                f"({'variant, ' * (old.dim() == 5)}example, head, edited row, key) is {shape}."
             ) from None
 
     return Edit("replace", change, sites, heads, rows, normalised=not allow_unnormalised)
@@ -255,7 +257,14 @@ def custom(
 
 def _multiply(name: str, factor: Callable[[Place], Tensor], sites: Sites, heads: Heads, rows: Rows) -> Edit:
     def change(weights: Tensor, place: Place) -> Tensor:
-        return weights * factor(place).to(weights)
+        given = factor(place).to(weights)
+        try:
+            return weights * given.expand(*weights.shape[:-2], 1, 1)
+        except RuntimeError:
+            raise BadEdit(
+                f"{name}: {tuple(given.shape)} does not fit site {place.site} ({place.name}), where "
+                f"(…, example, head, 1, 1) is {(*weights.shape[:-2], 1, 1)}."
+            ) from None
 
     return Edit(name, change, sites, heads, rows, normalised=False, factor=factor)
 

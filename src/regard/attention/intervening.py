@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.editing import CannotReplay, Editor, Plan, Step, padded_rows
-from regard.attention.edits import Edit, custom, numbered
+from regard.attention.editing import Editor, Plan, Step, padded_rows
+from regard.attention.edits import Edit, custom, numbered, scale
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
 from regard.attention.running import batch_of, record, run, undisturbed
-from regard.attention.sites import Kind
+from regard.attention.sites import TOLERANCE, Kind, Site
 from regard.attention.tape import Reading, Tape
 from regard.attention.tracing import settle, sites_of, special_keys
-from regard.errors import BadEdit, NoSuchPart, non_finite, whole_numbers
+from regard.errors import BadEdit, NoSuchPart, RegardError, non_finite, whole_numbers
 from regard.progress import Counter
 from regard.types import Batch, Subject
 
@@ -41,6 +41,19 @@ class Spot:
     rows: Tensor | None  # example query: the row that each query stands for, where only some are computed
     special: Tensor  # example key
     real_keys: Tensor  # example key
+
+
+@dataclass(eq=False)
+class Upstream:
+    """What was found out about running several variants that differ from one site on.
+
+    Args:
+        apart: variants keep apart; they do not in models where the examples of a batch look at one another.
+        recording: what lies upstream, if it can be replayed.
+    """
+
+    apart: bool
+    recording: Recording | None
 
 
 class Rerun:
@@ -65,12 +78,12 @@ class Rerun:
         self.spots = [
             Spot(
                 site.index, site.name, site.kind, site.shape, site.real, site.rows,
-                special_keys(batch.real, batch.features, batch.source, site.shape[3])[: site.shape[0]], site.real_keys,
+                _special(batch, site), site.real_keys,
             )
             for site in sites_of(tape, self.readout)
         ]  # fmt: skip
         self.readings = [entry.readings[0] for entry in tape.records]
-        self.recordings: dict[int, Recording | None] = {}
+        self.upstream: dict[int, Upstream] = {}
 
     def __call__(self, edits: Edits, *, variants: int | None = None) -> Tensor:
         """The output under the edits: ``(example, class)``, or ``(variant, example, class)``."""
@@ -78,23 +91,17 @@ class Rerun:
             (variants,) = whole_numbers("variants", variants)
             if variants < 1:
                 raise BadEdit(f"variants={variants} must be 1 or more, or None.")
-        steps = self.resolve(edits)
-        plan = Plan(
-            steps, [spot.name for spot in self.spots], self.readings,
-            {i: (self.spots[i].special, self.spots[i].real_keys) for i in steps}, range(variants or 1), variants,
-            self.gradients,
-        )  # fmt: skip
+        plan = self._plan(self.resolve(edits), variants, gradients=self.gradients)
         with undisturbed(self.subject.model):
-            recording = None
-            if steps and self.replay and (variants or 0) >= WORTH_RECORDING:
-                recording = self._recording(min(steps))
             if variants is None:
-                return self._run(plan, recording)
-            readings, apart = self._several
-            if not apart:
-                return self._run_all(plan, recording, at_once=1)
-            at_once = max(1, ROWS_AT_ONCE // (len(self.batch) * max(self.batch.lengths)))
-            return self._run_all(replace(plan, readings=readings), recording, at_once)
+                return self._run(plan)
+            return self._run_all(plan)
+
+    def _plan(self, steps: dict[int, list[Step]], variants: int | None, *, gradients: bool) -> Plan:
+        keys = {number: (self.spots[number].special, self.spots[number].real_keys) for number in steps}
+        readings = self.readings if variants is None else self._readings_of_many
+        names = [spot.name for spot in self.spots]
+        return Plan(steps, names, readings, keys, range(variants or 1), variants, gradients)
 
     def resolve(self, edits: Edits) -> dict[int, list[Step]]:
         """For each site that is edited its steps, in the order of the list."""
@@ -140,7 +147,8 @@ class Rerun:
     def _rows(self, edit: Edit, spot: Spot) -> tuple[Tensor, Tensor]:
         """``(example, row)``: the queries of a site that an edit names, and which of these count."""
         examples, _, queries, _ = spot.shape
-        if edit.rows == "readout" and spot.rows is None and tuple(self.readout.shape) == (examples, queries):
+        read = isinstance(edit.rows, str) and edit.rows == "readout"
+        if read and spot.rows is None and tuple(self.readout.shape) == (examples, queries):
             return padded_rows(spot.real & (self.readout.to(spot.real.device) > 0))
         if isinstance(edit.rows, str):
             if edit.rows not in ("all", "readout"):
@@ -151,105 +159,118 @@ class Rerun:
         numbers = whole_numbers(f"edit {edit.name}: rows", edit.rows)
         if spot.rows is None:
             rows = numbered(spot.real, numbers, where)
-            again = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)  # named twice: done once
-            return rows, ~again
-        computed = torch.isin(spot.rows, numbered(self.batch.real, numbers, where).to(spot.rows.device))
+            once = ~(rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)  # named twice: done once
+            return rows[:, once.any(0)], once[:, once.any(0)]
+        named = numbered(self.batch.real, numbers, where).to(spot.rows.device)
+        computed = (spot.rows[:, :, None] == named[:, None, :]).any(-1)
         if not computed.any():
             raise NoSuchPart(f"{where}: the model computes only the row that is read.")
         return padded_rows(computed)
 
-    def _run(self, plan: Plan, recording: Recording | None) -> Tensor:
-        """One forward pass over the variants of a plan."""
+    def _run(self, plan: Plan, recording: Recording | None = None, *, keep: Recording | None = None) -> Tensor:
+        """One forward pass over the variants of a plan; ``keep`` records what lies upstream."""
         subject, size = self.subject, len(self.batch)
         batch = self.batch if plan.total is None else self.batch.pick([*range(size)] * len(plan.variants))
         editor = Editor(subject.model, batch, replace(plan, replayed=recording is not None))
-        upstream = nullcontext() if recording is None else recording.replay(editor, len(plan.variants))
-        try:
-            with upstream:
-                output = run(subject, batch, editor, gradients=self.gradients)
-            editor.verify()
-        except CannotReplay as reason:
-            log.debug("replay is off: %s", reason)
-            self.recordings[min(plan.steps)] = None
-            return self._run(plan, None)
+        beside: AbstractContextManager[None] = nullcontext()
+        if recording is not None:
+            beside = recording.replay(editor, len(plan.variants))
+        elif keep is not None:
+            beside = keep.record(editor)
+        with beside:
+            output = run(subject, batch, editor, gradients=plan.gradients)
+        editor.verify()
         if not output.detach().isfinite().all():
             raise non_finite("the model's output under these edits")
         return output
 
-    def _run_all(self, plan: Plan, recording: Recording | None, at_once: int) -> Tensor:
-        """As many forward passes as the variants need, ``at_once`` in each, fewer if these do not fit into memory."""
+    def _run_all(self, plan: Plan) -> Tensor:
+        """As many forward passes as the variants need; fewer variants in each if they do not fit into memory."""
         total, size = len(plan.variants), len(self.batch)
+        first = min(plan.steps, default=None)
+        upstream = Upstream(True, None) if first is None else self._upstream(first, total)
+        recording = upstream.recording
+        at_once = max(1, ROWS_AT_ONCE // (size * max(self.batch.lengths))) if upstream.apart else 1
         outputs: list[Tensor] = []
         done = 0
         with Counter("variants", total) as counter:
             while done < total:
-                variants = range(done, min(done + at_once, total))
+                some = replace(plan, variants=range(done, min(done + at_once, total)))
                 try:
-                    outputs.append(self._run(replace(plan, variants=variants), recording))
-                except (MemoryError, RuntimeError) as problem:
-                    if len(variants) == 1 or not _out_of_memory(problem):
+                    outputs.append(self._run(some, recording))
+                except Exception as problem:
+                    if _out_of_memory(problem) and len(some.variants) > 1:
+                        at_once = len(some.variants) // 2
+                        log.warning(
+                            "%d variants do not fit into memory; going on with %d at a time", 2 * at_once, at_once
+                        )
+                    elif recording is not None and not isinstance(problem, RegardError) and not _in_edit(problem):
+                        log.debug("replay is off: %s", problem)
+                        recording = upstream.recording = None
+                    else:
                         raise
-                    at_once = len(variants) // 2
-                    log.warning(
-                        "%d variants do not fit into memory; going on with %d at a time", len(variants), at_once
-                    )
                     continue
-                done = variants.stop
-                counter.advance(len(variants))
+                done = some.variants.stop
+                counter.advance(len(some.variants))
         return torch.cat(outputs).view(total, size, -1)
 
-    def _recording(self, first: int) -> Recording | None:
-        """What lies upstream of a site, run once; None where it cannot be replayed."""
-        known = self.recordings.get(first)
-        if first not in self.recordings or (known is not None and known.has_graph):
-            recording = self._recorded(self.batch, first, gradients=self.gradients)
-            recording.learn_axes(self._recorded(self._twice, first, gradients=False))
-            self.recordings[first] = recording if self._proved(recording) else None
-        return self.recordings[first]
+    def _upstream(self, first: int, variants: int) -> Upstream:
+        """Whether variants keep apart, and what lies upstream of a site; found out once.
 
-    def _recorded(self, batch: Batch, first: int, *, gradients: bool) -> Recording:
-        tape = Tape(self.subject.model, batch)
+        Two variants that differ are run, the second with the site's result removed: each must give what it gives
+        alone. Run in full, that shows that they keep apart; replayed, that the replay is right.
+        """
+        if variants == 1:
+            return Upstream(True, None)
+        if first not in self.upstream:
+            removed = self._run(self._plan(self.resolve(scale(0.0, sites=first)), None, gradients=False))
+            both = self._plan(self.resolve(scale(torch.tensor([1.0, 0.0]), sites=first)), 2, gradients=False)
+            expected = torch.cat([self.output, removed])
+            twice = Recording(self.subject.model, first)
+            apart = all(spot.kind != "samples" for spot in self.spots)
+            apart = apart and _same(self._run(both, keep=twice), expected)
+            if not apart:
+                log.debug("the examples of a batch are not independent: variants are run one by one")
+            self.upstream[first] = Upstream(apart, None)
+            if apart and self.replay and variants >= WORTH_RECORDING:
+                recording = self._recorded(first)
+                recording.learn_axes(twice)
+                self.upstream[first].recording = recording if self._proved(recording, both, expected) else None
+        known = self.upstream[first].recording
+        if known is not None and known.has_graph:  # used up by the backward pass of an earlier call
+            anew = self._recorded(first)
+            anew.axes = known.axes
+            self.upstream[first].recording = anew
+        return self.upstream[first]
+
+    def _recorded(self, first: int) -> Recording:
+        tape = Tape(self.subject.model, self.batch)
         recording = Recording(self.subject.model, first)
         with recording.record(tape):
-            run(self.subject, batch, tape, gradients=gradients)
+            run(self.subject, self.batch, tape, gradients=self.gradients)
         return recording
 
-    def _proved(self, recording: Recording) -> bool:
-        """Two unedited variants, replayed, must give what the plain run gave, twice, at as many sites."""
-        tape = Tape(self.subject.model, self._twice)
+    def _proved(self, recording: Recording, both: Plan, expected: Tensor) -> bool:
         try:
-            with recording.replay(tape, 2):
-                again = run(self.subject, self._twice, tape, gradients=False)
+            again = self._run(both, recording)
         except Exception as problem:  # whatever a model does when it is given what it did not expect
             log.debug("replay is off: the model fails on what was recorded: %s", problem)
             return False
-        if tape.count != len(self.spots) or not self._same(again, torch.cat([self.output, self.output])):
-            log.debug("replay is off: unedited variants do not give what the plain run gave")
-            return False
-        return True
+        if not _same(again, expected):
+            log.debug("replay is off: two variants do not give what they give when all is run")
+        return _same(again, expected)
 
     @cached_property
-    def _twice(self) -> Batch:
-        """Two variants of all examples."""
-        return self.batch.pick([*range(len(self.batch))] * 2)
-
-    @cached_property
-    def _several(self) -> tuple[list[Reading], bool]:
-        """How examples and heads share their axes when there are several variants, and whether these keep apart.
-
-        They do not in models where the examples of a batch look at one another: there variants are run one by one.
-        """
-        tape, output = record(self.subject, self._twice)
-        apart = self._same(output, torch.cat([self.output, self.output]))
-        if apart:
-            settle(self.subject, self._twice, tape)
-        else:
-            log.debug("the examples of a batch are not independent: variants are run one by one")
-        return [entry.readings[0] for entry in tape.records], apart
-
-    @staticmethod
-    def _same(output: Tensor, expected: Tensor) -> bool:
-        return bool((output - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1))
+    def _readings_of_many(self) -> list[Reading]:
+        """How examples and heads share their axes when there are several; with one example that is not known yet."""
+        if len(self.batch) > 1:
+            return self.readings
+        two = self.batch.pick([0, 0])
+        tape, _ = record(self.subject, two)
+        if any(entry.across for entry in tape.records):  # variants will be run one by one
+            return self.readings
+        settle(self.subject, two, tape)
+        return [entry.readings[0] for entry in tape.records]
 
 
 Edits = Edit | Callable[..., Tensor] | Sequence[Edit | Callable[..., Tensor]]
@@ -285,6 +306,24 @@ def intervene(
         torch.Size([1, 1])
     """
     return Rerun(subject, inputs, gradients=gradients, replay=replay)(edits, variants=variants)
+
+
+def _special(batch: Batch, site: Site) -> Tensor:
+    """``(example, key)``: True at special tokens; where keys are examples there are none."""
+    if site.kind == "samples":
+        return torch.zeros_like(site.real_keys)
+    return special_keys(batch.real, batch.features, batch.source, site.shape[3])
+
+
+def _same(output: Tensor, expected: Tensor) -> bool:
+    """Up to rounding; a logit that is masked by a huge number does not make all others the same."""
+    size = expected.abs()
+    usual = size[size < 1e30].median() if (size < 1e30).any() else size.min()
+    return bool(((output - expected).abs() <= TOLERANCE.get(output.dtype, 1e-4) * (size + usual)).all())
+
+
+def _in_edit(problem: BaseException) -> bool:
+    return any(note.startswith("raised by edit") for note in getattr(problem, "__notes__", ()))
 
 
 def _out_of_memory(problem: BaseException) -> bool:

@@ -50,7 +50,12 @@ def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor |
             scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
     entry = tape.records[leaf]
     assert entry.out is not None
-    (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
+    try:
+        (gradient,) = torch.autograd.grad(scalar, [entry.out], allow_unused=True)
+    except RuntimeError as problem:
+        if "use_reentrant" not in str(problem):
+            raise
+        return None, score  # a reentrant checkpoint cannot be differentiated so
     if gradient is None:
         return None, score
     rows: Tensor = entry.fold(gradient).ne(0).any(1).any(-1)

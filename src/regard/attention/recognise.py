@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -36,11 +37,14 @@ CARRY_WEIGHTS = MULTIPLY | _names(
     "repeat_interleave to type type_as float double half bfloat16 dropout masked_fill where nan_to_num div truediv "
     "itruediv"
 )
+SCALE = MULTIPLY | _names("div truediv itruediv dropout")  # … and their axes
 # What leaves scores a function of one product of activations, element by element.
 CARRY_SCORES = CARRY_WEIGHTS | _names(
     "add radd iadd sub rsub isub neg rdiv rtruediv tanh clamp clip clamp_min clamp_max cat concat tril triu gather pad "
     "sqrt exp pow"
 )
+# The smallest "minus infinity" in use is −10,000; no model's own scores are so far apart.
+HIDDEN = -9000.0
 FOLLOWED = CONTRACT | CARRY_SCORES | {"softmax", "sum"}
 
 
@@ -76,6 +80,7 @@ class Mix:
     flow: Flow
     arrange_out: Callable[[Tensor], Tensor]  # what brings the call's own result into that form
     shared: bool  # the first axis, which is examples, is one of the values, too
+    visible: Tensor | None = None  # as the weights, 0 where a key may not be seen
 
 
 class Follower:
@@ -89,8 +94,10 @@ class Follower:
         self.weighted = WeakIdKeyDictionary()  # weights ∘ values, not yet summed: tensor → (weights, values)
         self.softmaxed = WeakIdKeyDictionary()  # scores → (axis, Flow) of the softmax already taken of them
         self.seen: list[Flow] = []
+        self.visible = WeakIdKeyDictionary()  # weights and what carries them → 1 where a key may be seen, else 0
+        self.looks_for_masks = False
 
-    def follow(self, name: str, args: Any, kwargs: Any, result: Any, site_name: Any) -> Mix | None:
+    def follow(self, func: Any, name: str, args: Any, kwargs: Any, result: Any, site_name: Any) -> Mix | None:
         """Look at one torch function call; return a `Mix` when it completes a softmax-weighted sum."""
         if name == "softmax":
             self._start(args, kwargs, result, site_name())
@@ -100,7 +107,7 @@ class Follower:
         if name == "sum":
             return self._sum(args, kwargs, result)
         if self.products.data or self.flows.data:  # most calls of a fused model end here
-            self._carry(name, args, kwargs, result)
+            self._carry(func, name, args, kwargs, result)
         return None
 
     def ignored(self) -> tuple[Ignored, ...]:
@@ -137,9 +144,12 @@ class Follower:
             )
         self.softmaxed[scores] = (axis % scores.dim(), flow)
         self.flows[result] = flow
+        if self.looks_for_masks:
+            below = scores.detach() - scores.detach().amax(axis, keepdim=True)
+            self.visible[result] = (below > HIDDEN).to(result.dtype)
         self.seen.append(flow)
 
-    def _carry(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _carry(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         tensors = list(tensors_in(args, kwargs))
         results = list(tensors_in((result,), {}))
         if any(tensor in self.products for tensor in tensors):
@@ -153,10 +163,25 @@ class Follower:
                 continue
             for made in results:
                 self.flows[made] = flow
+            if tensor in self.visible:
+                self._carry_visible(func, name, args, kwargs, tensor, results)
             if name in MULTIPLY and len(tensors) == 2:
                 other = tensors[1] if tensor is tensors[0] else tensors[0]
                 self.weighted[results[0]] = (tensor, other)
             return
+
+    def _carry_visible(
+        self, func: Any, name: str, args: Any, kwargs: Any, tensor: Tensor, results: list[Tensor]
+    ) -> None:
+        """What happens to the axes of weights happens to what says which of them may be seen."""
+        twin = self.visible[tensor]
+        moved = twin
+        if name not in SCALE:
+            with torch.no_grad():
+                moved = func(*[twin if arg is tensor else arg for arg in args], **kwargs)
+        for made, visible in zip(results, tensors_in((moved,), {}), strict=False):
+            if visible.shape == made.shape:
+                self.visible[made] = visible
 
     def _contract(self, name: str, args: Any, kwargs: Any, result: Tensor) -> Mix | None:
         operands = list(tensors_in(args, kwargs))[name == "baddbmm" :]  # the first of baddbmm is what is added
@@ -176,8 +201,8 @@ class Follower:
             return None
         one, two, out = labels
         if first in self.flows:
-            return normal_form(first, one, second, two, result, out, flow)
-        return normal_form(second, two, first, one, result, out, flow)
+            return normal_form(first, one, second, two, result, out, flow, self.visible.get(first))
+        return normal_form(second, two, first, one, result, out, flow, self.visible.get(second))
 
     def _sum(self, args: Any, kwargs: Any, result: Tensor) -> Mix | None:
         product: Tensor = args[0] if args else kwargs["input"]
@@ -192,7 +217,9 @@ class Follower:
         kept = letters[:axis] + ("." if result.dim() == product.dim() else "") + letters[axis + 1 :]  # keepdim
         one, w = _broadcast(weights, letters, product)
         two, v = _broadcast(values, letters, product)
-        return normal_form(one, w, two, v, result, kept, self.flows[weights])
+        visible = self.visible.get(weights)
+        visible = visible if visible is None else _broadcast(visible, letters, product)[0]
+        return normal_form(one, w, two, v, result, kept, self.flows[weights], visible)
 
 
 def tensors_in(args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -246,7 +273,9 @@ def _broadcast(operand: Tensor, letters: str, product: Tensor) -> tuple[Tensor, 
     return keep, labels
 
 
-def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o: str, flow: Flow) -> Mix | None:
+def normal_form(
+    weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o: str, flow: Flow, visible: Tensor | None
+) -> Mix | None:
     """Bring a contraction, given by the labels of its axes, into the normal form of a `Mix`.
 
     Axes that the values do not have are queries; of several, the last is, and the others are heads that share their
@@ -286,6 +315,7 @@ def normal_form(weights: Tensor, w: str, values: Tensor, v: str, out: Tensor, o:
         flow=flow,
         arrange_out=arrange_out,
         shared=not lead or lead[0] in v,
+        visible=None if visible is None else arrange(visible, w, query, summed),
     )
     return mix if mix.weights.shape[-1] <= flow.size else None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from regard.attention.checkpoints import open_checkpoints
 from regard.attention.tape import Tape
 
 # A call: for each module that is running, from the outermost on, which it is and how many times its caller has
@@ -24,6 +25,10 @@ Call = tuple[tuple[int, int], ...]
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 # Two threads that shadow the same modules would restore each other's shadows.
 one_at_a_time = threading.RLock()
+
+
+class CannotReplay(Exception):
+    """What lies upstream must be run, for the reason given."""
 
 
 class Recording:
@@ -76,6 +81,8 @@ class Recording:
         def called(call: Call, forward: Callable[[], Any]) -> Any:
             if call not in self.axes:
                 return forward()
+            if torch.is_grad_enabled() and next(open_checkpoints(), None):
+                raise CannotReplay("activations are checkpointed, and would be recomputed in full")
             leaves, tree, sites = self.outputs[call]
             tape.count += sites
             again = [_repeated(leaf, axis, variants) for leaf, axis in zip(leaves, self.axes[call], strict=True)]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import reprlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.tape import Tape
-from regard.errors import NoAttentionFound, OpaqueKernel, SubjectError, non_finite
+from regard.errors import NoAttentionFound, NoGradient, OpaqueKernel, SubjectError, non_finite
 from regard.types import Batch, Subject
+
+_lock = threading.Lock()
+# how many blocks a model is in, and the modes of its modules before the first of them
+_evaluated: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = WeakKeyDictionary()
 
 
 def batch_of(subject: Subject, inputs: Any) -> Batch:
@@ -40,6 +46,8 @@ def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int
 
 def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tensor:
     """One forward pass under a given tape."""
+    if gradients and torch.is_inference_mode_enabled():
+        raise NoGradient("gradients=True inside torch.inference_mode(), where there are none. Leave that block first.")
     try:
         with torch.set_grad_enabled(gradients), _uncompiled(subject.model), tape:
             return subject.forward(batch)
@@ -51,18 +59,30 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tenso
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the length of a block; modes and random state are afterwards as they were."""
-    # Flags are set one by one: `model.eval()` may do more than it says (merge adapters, for one).
-    modes = [(module, module.training) for module in model.modules()]
+    """Eval mode for the length of a block; modes and random state are afterwards as they were.
+
+    Blocks may nest and, in several threads, overlap: the first sets eval mode, the last one restores.
+    """
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
+        with _lock:
+            blocks, modes = _evaluated.get(model, (0, []))
+            if not blocks:
+                # Flags are set one by one: `model.eval()` may do more than it says (merge adapters, for one).
+                modes = [(module, module.training) for module in model.modules()]
+                for module, _ in modes:
+                    module.training = False
+            _evaluated[model] = blocks + 1, modes
         try:
-            for module, _ in modes:
-                module.training = False
             yield
         finally:
-            for module, mode in modes:
-                module.training = mode
+            with _lock:
+                blocks, modes = _evaluated.pop(model)
+                if blocks > 1:
+                    _evaluated[model] = blocks - 1, modes
+                else:
+                    for module, mode in modes:
+                        module.training = mode
 
 
 @contextmanager

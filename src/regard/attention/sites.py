@@ -37,10 +37,12 @@ class Given:
     Args:
         weights: ``(example, head, query, key)``.
         values: ``(example, head, key, channel)``.
+        visible: as the weights, 0 where a key may not be seen; followed where edits need it.
     """
 
     weights: Tensor
     values: Tensor
+    visible: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -63,7 +65,7 @@ class Given:
 
     def map(self, refold: Callable[[Tensor], Tensor]) -> Given:
         """The same with each tensor's first two axes rearranged."""
-        return Given(refold(self.weights), refold(self.values))
+        return Given(refold(self.weights), refold(self.values), None if self.visible is None else refold(self.visible))
 
 
 @dataclass(frozen=True, eq=False)

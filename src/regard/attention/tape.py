@@ -105,13 +105,11 @@ class Tape(TorchFunctionMode):
         if name not in FOLLOWED:
             self.opaque.add(str(func))
             return result
-        if name == "softmax":
-            result = self.softmaxed(result, args, kwargs)
-        mix = self.follower.follow(name, args, kwargs, result, self._module_name)
+        mix = self.follower.follow(func, name, args, kwargs, result, self._module_name)
         if mix is not None:
             reason = why_not(mix, self.batch, self.follower.is_fixed(mix.values))
             if reason is None:
-                source = Given(mix.weights, mix.values)
+                source = Given(mix.weights, mix.values, mix.visible)
                 recorded = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
                 if isinstance(recorded, Record):
                     result = self.edit(recorded, source, result)
@@ -119,10 +117,6 @@ class Tape(TorchFunctionMode):
                     reason = recorded
             mix.flow.refused, mix.flow.settled = reason, mix.flow.settled or reason is None
         return self._handed_on(result)
-
-    def softmaxed(self, weights: Tensor, args: Any, kwargs: Any) -> Tensor:
-        """What the model goes on with instead of the result of a softmax; here that result."""
-        return weights
 
     def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
         """What the model goes on with instead of a site's own result; here that result.
@@ -174,12 +168,13 @@ class Tape(TorchFunctionMode):
         source, out = source.map(Tensor.detach), out.detach()
         query, key = out.shape[-2], source.values.shape[-2]
         lead = tuple(out.shape[:-2])
-        across = size > 1 and query == key == size and lead[:1] == (1,)
+        # (1, examples, …) is rather a single head, heads first
+        across = size > 1 and query == key == size and lead[:1] == (1,) and lead[1:2] != (size,)
         if key not in lengths and not across:
             listed = " or ".join(map(str, lengths))
             return f"its {key} keys are not rows of the input, which has {listed}"
         examples = 1 if across else size
-        possible = readings(lead, examples, hand_written=isinstance(source, Given))
+        possible = readings(lead, examples)
         if not possible:
             return f"its leading axes {lead} are not {size} examples × heads"
         rows = self._sampled_rows(query, out.device)
@@ -284,13 +279,13 @@ def attend(
     return out, None
 
 
-def readings(lead: tuple[int, ...], examples: int, *, hand_written: bool) -> tuple[Reading, ...]:
+def readings(lead: tuple[int, ...], examples: int) -> tuple[Reading, ...]:
     """How ``(*lead, …)`` may be read as examples and heads, the likeliest first; none if it cannot be."""
     n = len(lead)
     if examples == 1:
         return ("single",)
     if n and lead[0] == examples:
-        return ("plain", "swap") if hand_written and n == 2 and lead[1] == examples else ("plain",)
+        return ("plain", "swap") if n == 2 and lead[1] == examples else ("plain",)
     if n == 2 and lead[1] == examples:
         return ("swap",)
     if n == 1 and lead[0] % examples == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
 from regard.attention.running import batch_of, record, undisturbed
-from regard.attention.sites import Kind, Site
+from regard.attention.sites import Fused, Kind, Site
 from regard.attention.tape import Record, Tape
 from regard.errors import NoGradient, NoSuchPart, NotReproduced, choose, whole_numbers
 from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets
@@ -239,7 +239,15 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
             f"the target {score.names[0]!r} has no gradient with respect to attention: it is detached from the "
             "model's output, or the model runs under torch.no_grad()."
         )
-    found = torch.autograd.grad(score.values.sum(), outs, allow_unused=True)
+    try:
+        found = torch.autograd.grad(score.values.sum(), outs, allow_unused=True)
+    except RuntimeError as problem:
+        if "use_reentrant" not in str(problem):
+            raise
+        raise NoGradient(
+            "the model checkpoints its activations with use_reentrant=True, which cannot be differentiated by single "
+            "tensors. Use use_reentrant=False, or switch checkpointing off."
+        ) from problem
     return [
         torch.zeros_like(out) if gradient is None else gradient.detach()
         for out, gradient in zip(outs, found, strict=True)
@@ -253,11 +261,12 @@ def settle(subject: Subject, batch: Batch, tape: Tape) -> None:
     example = int(batch.real.sum(-1).argmax())
     alone, _ = record(subject, batch.pick([example]))
     singles = dict(_counted(alone.records))
-    # where examples attend to one another, an example alone is only nearest to itself
-    far = torch.inf if any(entry.across for entry in tape.records) else 0.05
+    mixed = any(entry.across for entry in tape.records)
     for index, (key, entry) in enumerate(_counted(tape.records)):
         if not _in_doubt(entry):
             continue
+        # where examples look at one another, one alone is only nearest to itself
+        far = torch.inf if mixed or (isinstance(entry.source, Fused) and "plain" in entry.readings) else 0.05
         possible = [replace(entry, readings=(reading,)) for reading in entry.readings]
         distances = [_distance(reading, singles.get(key), example) for reading in possible]
         if min(distances) > far:

@@ -88,7 +88,7 @@ def image_map(picture: ArrayLike, values: ArrayLike, *, title: str, legend: str,
         np.float64(1.0)
     """
     pixels = np.asarray(picture)
-    array = np.array(values.tolist() if hasattr(values, "tolist") else values, dtype=float)  # tensors, too
+    array = np.array(values.numpy(force=True) if hasattr(values, "numpy") else values, dtype=float)  # tensors, too
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise OptionError(f"picture must be uint8 (height, width, 3), but is {pixels.dtype} {pixels.shape}.")
     if array.ndim != 2 or 0 in array.shape or not np.isfinite(array).all():
