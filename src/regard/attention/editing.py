@@ -214,7 +214,7 @@ class Editor(Tape):
             weights = weights.index_put(at, new.transpose(1, 2)[example, row])
             written[at] = True
         share = view.shape[1] // source.values.shape[1]
-        out = F.dropout(weights, dropout) @ at_least_float(source.values[:, heads // share])
+        out = F.dropout(weights, dropout) @ at_least_float(of_heads(source.values, heads // share))
         example, head, row = written.nonzero(as_tuple=True)
         view[example, heads[head], every[example, row]] = out[example, head, row].to(view.dtype)
 
@@ -269,6 +269,11 @@ class Editor(Tape):
         return x if self.plan.total is None else x.unflatten(0, (len(self.plan.variants), -1))
 
 
+def of_heads(x: Tensor, heads: Tensor) -> Tensor:
+    """``x[:, heads]``, without a copy where these are all of them."""
+    return x if heads.tolist() == list(range(x.shape[1])) else x[:, heads]
+
+
 def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Weights ``(example, head, row, key)`` with their graph, and which keys the mask lets each row see.
 
@@ -276,12 +281,14 @@ def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor
     """
     index = rows[:, None, :, None]
     if isinstance(source, Given):
-        weights = at_least_float(source.weights[:, heads].take_along_dim(index, 2))
-        visible = weights.detach() if source.visible is None else source.visible[:, heads].take_along_dim(index, 2)
+        weights = at_least_float(of_heads(source.weights, heads).take_along_dim(index, 2))
+        visible = weights.detach()
+        if source.visible is not None:
+            visible = of_heads(source.visible, heads).take_along_dim(index, 2)
         return weights, visible != 0
     share = source.q.shape[1] // source.k.shape[1]
-    q = at_least_float(source.q[:, heads].take_along_dim(index, 2)) * source.scale
-    scores = q @ at_least_float(source.k[:, heads // share]).mT
+    q = at_least_float(of_heads(source.q, heads).take_along_dim(index, 2)) * source.scale
+    scores = q @ at_least_float(of_heads(source.k, heads // share)).mT
     allowed = torch.ones_like(scores, dtype=torch.bool)
     mask = source.mask
     if mask is not None:
