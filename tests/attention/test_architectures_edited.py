@@ -128,7 +128,7 @@ def test_gradients_are_exact_with_and_without_replay(name):
     # numbers of rows count real ones: with padding on the right they are those of the tensor
     case = Case(name, "right" if "right" in ARCHITECTURES[name].sides else None)
     for site in case.tried:
-        row = 0 if case.subject.reading == "first" else case.expected[site].shape[2] // 2
+        row = 0 if case.subject.reading == "first" else min(2, case.expected[site].shape[2] // 2)  # real in all
         old = case.expected[site][:, :, row : row + 1]
         given = torch.stack([old.lerp(squared(old), number / (VARIANTS - 1)) for number in range(VARIANTS)])
         given.requires_grad_()
