@@ -11,9 +11,6 @@ contestants in shuffled order; a share is the median over rounds, since machines
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -25,7 +22,7 @@ from rich.table import Table
 import regard
 from regard.attention.intervening import ROWS_AT_ONCE
 from regard.types import Subject
-from tracing import subject_and_prompt
+from tracing import compared, subject_and_prompt
 
 LIMITS = {("MiniLM", 5): 0.35}
 
@@ -50,19 +47,10 @@ def shares(subject: Subject, inputs: str, sites: list[int], variants: int, round
     for site in sites:
         runs[f"site {site}"] = partial(permuted, subject, inputs, site, variants, replay=True)
     runs["no replay"] = partial(permuted, subject, inputs, sites[-1], variants, replay=False)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
-    for _ in range(rounds):
-        for name in random.sample(list(runs), len(runs)):
-            start = time.perf_counter()
-            runs[name]()
-            seconds[name].append(time.perf_counter() - start)
-    base = seconds["batched"]
-    found = {
-        name: statistics.median(a / b for a, b in zip(taken, base, strict=True)) for name, taken in seconds.items()
-    }
-    return {**found, "seconds": statistics.median(base)}
+    found, seconds = compared(runs, "batched", rounds)
+    return {**found, "seconds": seconds}
 
 
 def main() -> None:

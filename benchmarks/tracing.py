@@ -68,19 +68,25 @@ def times(tokens: int, rounds: int) -> dict[str, float]:
     assert subject.encode(prompt).real.shape[1] == tokens
     regard.trace(subject, "the readout is measured on the first trace")
     runs = contestants(subject, prompt)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
     runs["trace + pulls"]()
+    ratios, seconds = compared(runs, "bare forward", rounds)
+    return {**ratios, "bare seconds": seconds}
+
+
+def compared(runs: dict[str, Callable[[], object]], yardstick: str, rounds: int) -> tuple[dict[str, float], float]:
+    """The median over rounds of each run's time / the yardstick's of the same round, and the yardstick's seconds."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name in random.sample(list(runs), len(runs)):
             start = time.perf_counter()
             runs[name]()
             seconds[name].append(time.perf_counter() - start)
-    bare = seconds["bare forward"]
+    base = seconds[yardstick]
     ratios = {
-        name: statistics.median(one / base for one, base in zip(taken, bare, strict=True))
+        name: statistics.median(one / other for one, other in zip(taken, base, strict=True))
         for name, taken in seconds.items()
     }
-    return {**ratios, "bare seconds": statistics.median(bare)}
+    return ratios, statistics.median(base)
 
 
 def peak(name: str, tokens: int, queue: multiprocessing.Queue[tuple[float, float]]) -> None:

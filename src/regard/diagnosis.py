@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Ignored, Rerun, Site, Trace, edits, trace
+from regard.attention.reading import some_scalar
 from regard.attention.running import batch_of, undisturbed
 from regard.attention.sites import Given
 from regard.errors import RegardError
@@ -166,13 +167,13 @@ def _timed(function: Callable[[], Any]) -> tuple[float, Any]:
 def _weights(subject: Subject, batch: Batch) -> tuple[Trace, str]:
     found = trace(subject, batch)
     for site in found.sites:
-        if _is_read(site, found):
+        if found.reads(site):
             site.pull(found.readout)
     return found, f"A·V reproduces every site's output to {found.check.error:.0e}"
 
 
 def _gradients(subject: Subject, batch: Batch) -> tuple[Trace, str]:
-    target = None if subject.predicts else _weighed
+    target = None if subject.predicts else some_scalar
     found = trace(subject, batch, gradients=True, target=target)
     silent = [site.index for site in found.sites if site.out_gradient is not None and not site.out_gradient.any()]
     if silent:
@@ -194,11 +195,6 @@ def _variants(subject: Subject, batch: Batch) -> tuple[Rerun, str]:
     if rerun.upstream[last].recording is None:
         return rerun, f"permutations of site {last}; each runs the whole model (replay is off: see the debug log)"
     return rerun, f"permutations of site {last}; what lies before it is run once"
-
-
-def _weighed(output: Tensor) -> Tensor:
-    """Some scalar of an embedding; each channel has a weight of its own, or a layer norm would make it a constant."""
-    return (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum(-1)
 
 
 def _described(subject: Subject) -> dict[str, Any]:
@@ -255,12 +251,6 @@ def _readout(found: Trace | None) -> str:
     return f"{where}; {found.check.readout}"
 
 
-def _is_read(site: Site, found: Trace) -> bool:
-    """Whether the readout's rows are among the queries of a site."""
-    example, _, query, _ = site.shape
-    return example == len(found.readout) and (site.rows is not None or query == found.readout.shape[1])
-
-
 def _advice(subject: Subject, found: Trace | None, abilities: list[Ability]) -> list[str]:
     """What to change if something cannot be served, and what to keep in mind."""
     advice = [f"{ability.name}: {ability.said}" for ability in abilities if not ability.works]
@@ -275,11 +265,10 @@ def _advice(subject: Subject, found: Trace | None, abilities: list[Ability]) -> 
     low, high = (pick(mass) for pick, mass in zip((min, max), zip(*found.check.masses, strict=True), strict=True))
     if low < 0.999:
         advice.append(f"rows sum to {low:.3g} … {high:.3g}, not 1: a sink, or dropped keys, takes the rest.")
-    read = [site for site in found.sites if _is_read(site, found)]
-    special = [float((site.pull(found.readout) * found.special_keys(site)).sum(-1).mean()) for site in read]
-    if special and statistics.mean(special) > 0.5:
+    special = found.frame()["special_share"].mean()  # of the sites that are read
+    if special > 0.5:
         advice.append(
-            f"{statistics.mean(special):.0%} of what the readout looks at are special tokens (sinks). Explanations "
+            f"{special:.0%} of what the readout looks at are special tokens (sinks). Explanations "
             "keep them unless the subject is made with special='drop' or 'renormalise'."
         )
     if found.check.left_fast_path:

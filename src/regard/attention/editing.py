@@ -168,12 +168,8 @@ class Editor(Tape):
         examples, queries = split.shape[-4], split.shape[-2]
         place = self._place(step, record, step.rows, torch.ones((), dtype=torch.bool), slice(0, None))
         factor = torch.ones(*split.shape[:-2], 1, 1, dtype=out.dtype, device=out.device)
-        shape = (*split.shape[:-3], len(step.heads), 1, 1)
-        try:
-            given = step.edit.factor(place).to(out).expand(shape)
-        except RuntimeError as problem:
-            raise BadEdit(f"{step.edit.name}: it does not fit {shape} (…, example, head, 1, 1): {problem}") from None
-        factor = factor.index_copy(-3, step.heads, given)
+        given = step.edit.factor(place, (*split.shape[:-3], len(step.heads), 1, 1))
+        factor = factor.index_copy(-3, step.heads, given.to(out))
         chosen = torch.zeros(examples, queries, dtype=torch.bool, device=out.device)
         chosen[step.valid.nonzero(as_tuple=True)[0], step.rows[step.valid]] = True
         return (split * factor.where(chosen[:, None, :, None], 1.0)).view_as(out)

@@ -74,7 +74,8 @@ class Edit:
         heads: which heads; None: all.
         rows: which query rows: "all", "readout" (those the prediction is read from), or numbers.
         normalised: rows must stay on the simplex, and keys that the mask hides must stay 0.
-        factor: for edits that only multiply rows: the factor, from which the change follows; the kernel stays fused.
+        factor: for edits that only multiply rows: the factor, of the shape asked for, ``(…, example, head, 1, 1)``,
+            from which the change follows; the kernel stays fused.
         fused: "uniform" or "detach": what the kernel itself can be asked for.
     """
 
@@ -84,7 +85,7 @@ class Edit:
     heads: Heads = None
     rows: Rows = "all"
     normalised: bool = True
-    factor: Callable[[Place], Tensor] | None = None
+    factor: Callable[[Place, tuple[int, ...]], Tensor] | None = None
     fused: Literal["uniform", "detach"] | None = None
 
 
@@ -255,16 +256,19 @@ def custom(
     return Edit(name, change, sites, heads, rows, normalised=not allow_unnormalised)
 
 
-def _multiply(name: str, factor: Callable[[Place], Tensor], sites: Sites, heads: Heads, rows: Rows) -> Edit:
-    def change(weights: Tensor, place: Place) -> Tensor:
-        given = factor(place).to(weights)
+def _multiply(name: str, given: Callable[[Place], Tensor], sites: Sites, heads: Heads, rows: Rows) -> Edit:
+    def factor(place: Place, shape: tuple[int, ...]) -> Tensor:
+        values = given(place)
         try:
-            return weights * given.expand(*weights.shape[:-2], 1, 1)
+            return values.expand(shape)
         except RuntimeError:
             raise BadEdit(
-                f"{name}: {tuple(given.shape)} does not fit site {place.site} ({place.name}), where "
-                f"(…, example, head, 1, 1) is {(*weights.shape[:-2], 1, 1)}."
+                f"{name}: {tuple(values.shape)} does not fit site {place.site} ({place.name}), where "
+                f"(…, example, head, 1, 1) is {shape}."
             ) from None
+
+    def change(weights: Tensor, place: Place) -> Tensor:
+        return weights * factor(place, (*weights.shape[:-2], 1, 1)).to(weights)
 
     return Edit(name, change, sites, heads, rows, normalised=False, factor=factor)
 

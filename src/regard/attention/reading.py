@@ -46,8 +46,8 @@ def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor |
         if subject.predicts:
             score = subject.score(output, batch.explained(None), "logit")
             scalar = score.values.sum()
-        else:  # an embedding; no cancellation between its channels: each gets a weight of its own
-            scalar = (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum()
+        else:
+            scalar = some_scalar(output).sum()
     entry = tape.records[leaf]
     assert entry.out is not None
     try:
@@ -60,6 +60,14 @@ def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor |
         return None, score
     rows: Tensor = entry.fold(gradient).ne(0).any(1).any(-1)
     return (rows if rows.any() else None), score
+
+
+def some_scalar(output: Tensor) -> Tensor:
+    """``(example,)``: a number that depends on all channels of an embedding.
+
+    Each has a weight of its own, or they would cancel: after a layer norm their sum is a constant.
+    """
+    return (output * torch.cos(torch.arange(output.shape[-1], device=output.device))).sum(-1)
 
 
 def verify_readout(subject: Subject, batch: Batch) -> str:

@@ -142,6 +142,11 @@ class Trace:
             )
         return torch.stack([site.pull(self.readout, per_head=True).to(self.real.device) for site in self.sites])
 
+    def reads(self, site: Site) -> bool:
+        """Whether the rows of the readout are among the queries of a site; an encoder's are not, for one."""
+        example, _, query, _ = site.shape
+        return example == len(self.readout) and (site.rows is not None or query == self.readout.shape[1])
+
     def frame(self) -> pd.DataFrame:
         """A row for each site: name, kind, heads, shape, entropy, share on special tokens, reconstruction error.
 
@@ -151,7 +156,7 @@ class Trace:
         rows = []
         for site in self.sites:
             entropy = share = float("nan")
-            if site.shape[0] == len(self.readout) and (site.shape[2] == self.readout.shape[1] or site.rows is not None):
+            if self.reads(site):
                 entropy = float(site.entropy(self.readout).mean())
                 looks = site.pull(self.readout)
                 share = float((looks * self.special_keys(site).to(looks.device)).sum(-1).mean())

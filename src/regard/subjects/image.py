@@ -87,13 +87,9 @@ class ImageSubject:
         """A target for plain encoders: cosine similarity of the embedding to that of another picture."""
         with torch.no_grad(), undisturbed(self.model):
             other = self.forward(self.encode([picture]))
-
-        def similarity(output: Tensor) -> Tensor:
-            return nn.functional.cosine_similarity(output, other.to(output), dim=-1)
-
-        named = isinstance(picture, (str, Path))
-        similarity.__name__ = f"similarity to {str(picture)!r}" if named else "similarity to another picture"
-        return similarity
+        return targets.similarity_to(
+            other, repr(str(picture)) if isinstance(picture, (str, Path)) else "another picture"
+        )
 
     def picture(self, inputs: Any) -> list[NDArray[np.uint8]]:
         """The pictures as the model sees them: resized and cropped, without normalisation, only whole patches.

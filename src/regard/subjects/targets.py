@@ -92,6 +92,16 @@ def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:
     return Score(torch.stack(values), tuple(names), tuple(indices))
 
 
+def similarity_to(other: Tensor, name: str) -> Callable[[Tensor], Tensor]:
+    """A target for embeddings: their cosine similarity to another one."""
+
+    def similarity(output: Tensor) -> Tensor:
+        return torch.nn.functional.cosine_similarity(output, other.to(output), dim=-1)
+
+    similarity.__name__ = f"similarity to {name}"
+    return similarity
+
+
 def _called(output: Tensor, target: Callable[[Tensor], Tensor]) -> Score:
     values = target(output)
     name = getattr(target, "__name__", type(target).__name__)

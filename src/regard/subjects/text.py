@@ -85,12 +85,7 @@ class TextSubject:
         """A target for plain encoders: cosine similarity of the embedding to that of another text."""
         with torch.no_grad(), undisturbed(self.model):
             other = self.forward(self.encode(text))
-
-        def similarity(output: Tensor) -> Tensor:
-            return torch.nn.functional.cosine_similarity(output, other.to(output), dim=-1)
-
-        similarity.__name__ = f"similarity to {text!r}"
-        return similarity
+        return targets.similarity_to(other, repr(text))
 
     @cached_property
     def head(self) -> targets.Head:
