@@ -101,6 +101,11 @@ class Batch:
         """The sequence lengths that attention may run over: of the rows, and of the source."""
         return (self.real.shape[1],) if self.source is None else (self.real.shape[1], self.source.real.shape[1])
 
+    def sequence_of(self, rows: int) -> Batch | Source | None:
+        """The one of the two sequences that has so many rows."""
+        both = (self, self.source)
+        return next((one for one in both if one is not None and one.real.shape[1] == rows), None)
+
     def pick(self, examples: Sequence[int]) -> Batch:
         """The batch of these examples, in this order, padded as they were here; one may be there several times."""
         size, wanted = len(self), list(examples)

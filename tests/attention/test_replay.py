@@ -188,8 +188,7 @@ class Picks(nn.Module):
         return torch.arange(len(x)) * x.shape[1] + x.shape[1] - 1
 
 
-@pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("how", ["mean", "picks"])
+@pytest.mark.parametrize(("how", "examples"), [("mean", 2), ("picks", 1), ("picks", 2)])
 def test_variants_that_differ_are_what_proves(how, examples, caplog):
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -207,8 +206,6 @@ def test_variants_that_differ_are_what_proves(how, examples, caplog):
         Odd().eval(), lambda model, x, real: model(x, real), features=list("abcd"), readout=readout, output="embedding"
     )
     inputs = (torch.randn(examples, 4, WIDTH), torch.ones(examples, 4, dtype=torch.bool))
-    if how == "mean" and examples == 1:
-        return  # its output is 0
     with caplog.at_level("DEBUG", "regard"):
         many = regard.intervene(subject, inputs, edits.permute(0, rows="all"), variants=6)
     assert many.std(0).max() > 1e-3

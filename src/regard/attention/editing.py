@@ -20,13 +20,27 @@ from regard.attention.edits import Edit, Place
 from regard.attention.recognise import HIDDEN
 from regard.attention.replay import CannotReplay
 from regard.attention.running import undisturbed
-from regard.attention.sites import Fused, Given, at_least_float
+from regard.attention.sites import Fused, Given, Kind, at_least_float
 from regard.attention.tape import Reading, Record, Tape, attend
 from regard.errors import BadEdit, NotReproduced
 from regard.types import Batch
 
 BLOCK_BYTES = 256 << 20  # of explicit weights, where there is no graph that would keep them anyway
 SLACK = 1e-4  # of row sums; optimisers and half precision do not hit 1 more closely
+
+
+@dataclass(frozen=True, eq=False)
+class Spot:
+    """What edits need to know of a site before the run."""
+
+    index: int
+    name: str
+    kind: Kind
+    shape: tuple[int, int, int, int]
+    real: Tensor  # example query
+    rows: Tensor | None  # example query: the row that each query stands for, where only some are computed
+    special: Tensor  # example key
+    real_keys: Tensor  # example key
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +66,8 @@ class Plan:
 
     Args:
         steps: for each edited site its steps, in order.
-        names: of all sites, to notice when the model takes another path.
+        spots: all sites, as a plain run saw them.
         readings: of all sites, as settled for this batch size.
-        keys: for each edited site ``(example, key)``: True at special tokens, and True at what is not padding.
         variants: the variants of this run.
         total: how many there are in all; None if none were asked for.
         gradients: whether a backward pass will follow.
@@ -62,9 +75,8 @@ class Plan:
     """
 
     steps: dict[int, list[Step]]
-    names: Sequence[str]
+    spots: Sequence[Spot]
     readings: Sequence[Reading]
-    keys: dict[int, tuple[Tensor, Tensor]]
     variants: range
     total: int | None
     gradients: bool
@@ -101,8 +113,8 @@ class Editor(Tape):
             if self.plan.replayed:
                 raise CannotReplay(f"site {number} was not seen again")
             raise NotReproduced(
-                f"site {number} ({self.plan.names[number]}) was not reached with these edits: the model takes another "
-                "path. Edit later sites, or one at a time."
+                f"site {number} ({self.plan.spots[number].name}) was not reached with these edits: the model takes "
+                "another path. Edit later sites, or one at a time."
             )
 
     def _keep(self, record: Record, result: Tensor) -> None:
@@ -120,7 +132,7 @@ class Editor(Tape):
             yield
         if missed := sorted(sites & self.plan.steps.keys() - editor.reached):
             raise NotReproduced(
-                f"site {missed[0]} ({self.plan.names[missed[0]]}) was not seen again when its checkpoint was "
+                f"site {missed[0]} ({self.plan.spots[missed[0]].name}) was not seen again when its checkpoint was "
                 "recomputed: its softmax lies outside. Switch checkpointing off for gradients of edited attention."
             )
 
@@ -131,10 +143,11 @@ class Editor(Tape):
         steps = self.plan.steps.get(number)
         if not steps:
             return result
-        if record.name != self.plan.names[number] and not self.recomputes:  # a checkpointed function has no module
+        planned = self.plan.spots[number].name
+        if record.name != planned and not self.recomputes:  # a checkpointed function has no module
             raise NotReproduced(
-                f"site {number} was {self.plan.names[number]} in the plain run and is {record.name} with edits: the "
-                "model takes another path. Edit later sites, or one at a time."
+                f"site {number} was {planned} in the plain run and is {record.name} with edits: the model takes another "
+                "path. Edit later sites, or one at a time."
             )
         record.readings = (self.plan.readings[number],)
         for layout in (torch.preserve_format, torch.contiguous_format):
@@ -253,7 +266,8 @@ class Editor(Tape):
 
     def _place(self, step: Step, record: Record, rows: Tensor, allowed: Tensor, span: slice) -> Place:
         site = self.count - 1
-        special, real = (keys.to(rows.device) for keys in self.plan.keys[site])
+        spot = self.plan.spots[site]
+        special, real = spot.special.to(rows.device), spot.real_keys.to(rows.device)
         allowed = self._split(allowed) if allowed.dim() else allowed
         return Place(
             site, record.name, tuple(step.heads.tolist()), rows, allowed, special[:, None, None], real,

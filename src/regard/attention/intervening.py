@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.editing import Editor, Plan, Step, padded_rows
+from regard.attention.editing import Editor, Plan, Spot, Step, padded_rows
 from regard.attention.edits import Edit, custom, numbered, scale
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
 from regard.attention.running import batch_of, record, run, undisturbed
-from regard.attention.sites import TOLERANCE, Kind, Site
+from regard.attention.sites import TOLERANCE, Site
 from regard.attention.tape import Reading, Tape
 from regard.attention.tracing import settle, sites_of, special_keys
 from regard.errors import BadEdit, NoSuchPart, RegardError, non_finite, whole_numbers
@@ -27,20 +27,6 @@ from regard.types import Batch, Subject
 ROWS_AT_ONCE = 2048  # of all examples of all variants in one forward pass: more is no faster on a CPU
 WORTH_RECORDING = 4  # variants; recording costs a forward pass, and proving it right the downstream part of two
 log = logging.getLogger("regard")
-
-
-@dataclass(frozen=True, eq=False)
-class Spot:
-    """What edits need to know of a site before the run."""
-
-    index: int
-    name: str
-    kind: Kind
-    shape: tuple[int, int, int, int]
-    real: Tensor  # example query
-    rows: Tensor | None  # example query: the row that each query stands for, where only some are computed
-    special: Tensor  # example key
-    real_keys: Tensor  # example key
 
 
 @dataclass(eq=False)
@@ -99,10 +85,8 @@ class Rerun:
             return self._run_all(plan)
 
     def _plan(self, steps: dict[int, list[Step]], variants: int | None, *, gradients: bool) -> Plan:
-        keys = {number: (self.spots[number].special, self.spots[number].real_keys) for number in steps}
         readings = self.readings if variants is None else self._readings_of_many
-        names = [spot.name for spot in self.spots]
-        return Plan(steps, names, readings, keys, range(variants or 1), variants, gradients)
+        return Plan(steps, self.spots, readings, range(variants or 1), variants, gradients)
 
     def resolve(self, edits: Edits) -> dict[int, list[Step]]:
         """For each site that is edited its steps, in the order of the list."""

@@ -204,10 +204,10 @@ class Tape(TorchFunctionMode):
     def _sampled_rows(self, queries: int, device: torch.device) -> Tensor:
         """The middle and the last of the rows that are real in any example."""
         if queries not in self.sampled:
+            sequence = self.batch.sequence_of(queries)
             rows: Sequence[int] = range(queries)
-            for sequence in (self.batch, self.batch.source):
-                if sequence is not None and queries == sequence.real.shape[1]:
-                    rows = sequence.real.any(0).nonzero().squeeze(-1).tolist()
+            if sequence is not None:
+                rows = sequence.real.any(0).nonzero().squeeze(-1).tolist()
             self.sampled[queries] = torch.tensor(sorted({rows[len(rows) // 2], rows[-1]}), device=device)
         return self.sampled[queries]
 
@@ -233,9 +233,9 @@ class Tape(TorchFunctionMode):
         """``(example, row)`` for queries (axis 2) or keys (3): False at padding, all True where they are not rows."""
         shape, device = record.source.shape, record.source.values.device
         if axis == 3 or not record.learned:  # learned queries are labels or slots, however many
-            for sequence in (self.batch, self.batch.source):
-                if sequence is not None and tuple(sequence.real.shape) == (shape[0], shape[axis]):
-                    return sequence.real.to(device)
+            sequence = self.batch.sequence_of(shape[axis])
+            if sequence is not None and len(sequence.real) == shape[0]:
+                return sequence.real.to(device)
         return torch.ones(shape[0], shape[axis], dtype=torch.bool, device=device)
 
     def _module_name(self) -> str:

@@ -24,6 +24,7 @@ from regard.subjects.tokens import (
     described,
     device_of,
     position_limit,
+    single_token,
     spread,
 )
 from regard.types import Batch, Of, Score, Special, Targets
@@ -101,15 +102,9 @@ class CausalSubject:
         return targets.Head("softmax", self._token, lambda index: str(self.tokenizer.decode([index])))
 
     def _token(self, token: str) -> int:
-        """The id of a string that is exactly one token."""
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            pieces = ", ".join(repr(self.tokenizer.decode([index])) for index in ids)
-            raise WrongTarget(
-                f"target={token!r} is {len(ids)} tokens ({pieces}), not one. Most words are one token with the space "
-                f"before them: try {' ' + token.strip()!r}."
-            )
-        return int(ids[0])
+        advice = f"Most words are one token with the space before them: try {' ' + token.strip()!r}."
+        return single_token(self.tokenizer, token, ids, advice)
 
 
 def causal(

@@ -20,7 +20,6 @@ from regard.errors import (
     OptionError,
     SubjectError,
     TooLong,
-    WrongTarget,
     whole_numbers,
 )
 from regard.subjects import targets
@@ -36,6 +35,7 @@ from regard.subjects.tokens import (
     described,
     device_of,
     position_limit,
+    single_token,
 )
 from regard.types import Batch, Features, Of, Score, Source, Special, Targets
 
@@ -219,15 +219,9 @@ class Seq2SeqSubject:
         return targets.Head("softmax", self._token, lambda index: self._decode([index]))
 
     def _token(self, token: str) -> int:
-        """The id of a string that is exactly one token."""
         ids = self.tokenizer(text_target=token, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            pieces = ", ".join(repr(self._decode([index])) for index in ids)
-            raise WrongTarget(
-                f"target={token!r} is {len(ids)} tokens ({pieces}), not one. subject.produced(inputs) shows the tokens "
-                "of a text; target may also be a token's id."
-            )
-        return int(ids[0])
+        advice = "subject.produced(inputs) shows the tokens of a text; target may also be a token's id."
+        return single_token(self.tokenizer, token, ids, advice)
 
 
 def seq2seq(

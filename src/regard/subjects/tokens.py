@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.errors import EmptyInput, InputError, TokenizerMismatch, TooLong, choose
+from regard.errors import EmptyInput, InputError, TokenizerMismatch, TooLong, WrongTarget, choose
 from regard.types import Features
 
 Text = str | tuple[str, str]
@@ -179,6 +179,14 @@ def decoded_features(tokenizer: Any, ids: list[int], special: list[bool], rows: 
     word = (min(bisect_left(ends, count), len(words) - 1) for count in letters)
     tokens = tuple(decode(tokenizer, [token]) for token in ids)
     return Features(tokens, tuple(rows), tuple(words), tuple(None if odd else next(word) for odd in special))
+
+
+def single_token(tokenizer: Any, token: str, ids: list[int], advice: str) -> int:
+    """The id of a string that is exactly one token."""
+    if len(ids) != 1:
+        pieces = ", ".join(repr(decode(tokenizer, [index])) for index in ids)
+        raise WrongTarget(f"target={token!r} is {len(ids)} tokens ({pieces}), not one. {advice}")
+    return int(ids[0])
 
 
 def decode(tokenizer: Any, ids: list[int]) -> str:
