@@ -146,8 +146,8 @@ class Editor(Tape):
         planned = self.plan.spots[number].name
         if record.name != planned and not self.recomputes:  # a checkpointed function has no module
             raise NotReproduced(
-                f"site {number} was {planned} in the plain run and is {record.name} with edits: the model takes another "
-                "path. Edit later sites, or one at a time."
+                f"site {number} was {planned} in the plain run and is {record.name} with edits: the model takes "
+                "another path. Edit later sites, or one at a time."
             )
         record.readings = (self.plan.readings[number],)
         for layout in (torch.preserve_format, torch.contiguous_format):
