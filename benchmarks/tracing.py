@@ -27,7 +27,7 @@ from rich.table import Table
 
 import regard
 from regard.attention import Trace
-from regard.attention.sites import Fused
+from regard.attention.sources import Fused
 from regard.subjects.causal import CausalSubject
 
 GIB = 2**30

@@ -4,11 +4,15 @@ from importlib.metadata import version
 
 from regard import draw, errors, models
 from regard.attention import Trace, edits, intervene, trace
+from regard.catalog import list_methods
 from regard.diagnosis import diagnose
+from regard.explaining import explain
+from regard.explanation import Explanation, load_explanation
+from regard.methods.token_mixing import identifiability
 from regard.subjects import causal, image, module, pooled, seq2seq, text
 
 __version__ = version("regard")
 __all__ = [
-    "Trace", "causal", "diagnose", "draw", "edits", "errors", "image", "intervene", "models", "module", "pooled",
-    "seq2seq", "text", "trace",
+    "Explanation", "Trace", "causal", "diagnose", "draw", "edits", "errors", "explain", "identifiability", "image", "intervene",
+    "list_methods", "load_explanation", "models", "module", "pooled", "seq2seq", "text", "trace",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.attention import Ignored, Rerun, Site, Trace, edits, trace
 from regard.attention.reading import some_scalar
 from regard.attention.running import batch_of, undisturbed
-from regard.attention.sites import Given
+from regard.attention.sources import Given
 from regard.errors import RegardError
 from regard.types import Batch, Subject
 

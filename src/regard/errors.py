@@ -9,7 +9,9 @@
     │   ├── WrongTarget             no such class, label or token; no scalar to explain
     │   ├── OptionError             an option that is not one of the choices
     │   ├── NoSuchPart              a site, head or row that the trace does not have
-    │   └── BadEdit                 an edit of attention that cannot be made
+    │   ├── BadEdit                 an edit of attention that cannot be made
+    │   ├── TooLarge                what was asked for does not fit into memory
+    │   └── NotServed               a method that this model, or this input, cannot serve
     ├── SubjectError                model and tokenizer do not make a subject
     │   ├── NotAModel               the path or name holds no model that can be loaded
     │   ├── TokenizerMismatch       the tokenizer belongs to another model
@@ -61,6 +63,14 @@ class NoSuchPart(InputError, IndexError):
 
 class BadEdit(InputError):
     """An edit of attention that cannot be made: off the simplex, of another shape, NaN."""
+
+
+class TooLarge(InputError, MemoryError):
+    """What was asked for does not fit into memory."""
+
+
+class NotServed(InputError):
+    """A method that this model, or this input, cannot serve."""
 
 
 class SubjectError(RegardError):

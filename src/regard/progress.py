@@ -14,7 +14,7 @@ PATIENCE = 2.0  # seconds
 class Counter:
     """Counts steps; the bar appears once it has taken longer than two seconds."""
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total, self.done = what, total, 0
         self.began = time.monotonic()
         self.bar: Progress | None = None

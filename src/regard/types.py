@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from regard.errors import WrongTarget
@@ -46,6 +46,13 @@ class Features:
         count = iter(range(len(words)))
         word = tuple(None if name in special else next(count) for name in names)
         return cls(tuple(names), tuple(rows), words, word)
+
+    def followed_by(self, other: Features) -> Features:
+        """These, and after them those of another sequence."""
+        count = len(self.words)
+        word = tuple(None if one is None else one + count for one in other.word)
+        after = tuple(row + 1 + max(self.rows, default=-1) for row in other.rows)
+        return Features(self.tokens + other.tokens, self.rows + after, self.words + other.words, self.word + word)
 
     @property
     def special(self) -> tuple[bool, ...]:
@@ -140,6 +147,23 @@ class Score:
     values: Tensor
     names: tuple[str, ...]
     index: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a method gives: numbers for the rows of the input, of its source, or of both.
+
+    Args:
+        rows: ``(example, *axes, row)``; None if the method says nothing about them.
+        source: the same for the second sequence.
+        axes: names of the axes in between: "layer", "head", "query".
+        facts: what else was found out, ``(example, …)`` for each name.
+    """
+
+    rows: Tensor | None
+    source: Tensor | None = None
+    axes: tuple[str, ...] = ()
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Subject(Protocol):

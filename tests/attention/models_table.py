@@ -18,7 +18,7 @@ from test_architectures import deviation
 
 import regard
 from regard.attention.intervening import Rerun
-from regard.attention.sites import Fused
+from regard.attention.sources import Fused
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models

@@ -4,9 +4,9 @@ from regard.attention import edits
 from regard.attention.intervening import Rerun, intervene
 from regard.attention.reading import measure_readout
 from regard.attention.recognise import Ignored
-from regard.attention.sites import Site
+from regard.attention.sites import Part, Site
 from regard.attention.tracing import Check, Sites, Trace, trace
 
 __all__ = [
-    "Check", "Ignored", "Rerun", "Site", "Sites", "Trace", "edits", "intervene", "measure_readout", "trace",
+    "Check", "Ignored", "Part", "Rerun", "Site", "Sites", "Trace", "edits", "intervene", "measure_readout", "trace",
 ]  # fmt: skip

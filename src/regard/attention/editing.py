@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from regard.attention.checkpoints import recompute_inside
 from regard.attention.edits import Edit, Place
-from regard.attention.recognise import HIDDEN
 from regard.attention.replay import CannotReplay
 from regard.attention.running import undisturbed
-from regard.attention.sites import Fused, Given, Kind, at_least_float
+from regard.attention.sites import Kind
+from regard.attention.sources import HIDDEN, Fused, Given, at_least_float
 from regard.attention.tape import Reading, Record, Tape, attend
 from regard.errors import BadEdit, NotReproduced
 from regard.types import Batch
@@ -72,6 +72,7 @@ class Plan:
         total: how many there are in all; None if none were asked for.
         gradients: whether a backward pass will follow.
         replayed: whether what lies upstream is not run but returned.
+        leaf: the site whose edited result is the only leaf of the graph, to differentiate by; None: there is none.
     """
 
     steps: dict[int, list[Step]]
@@ -81,6 +82,7 @@ class Plan:
     total: int | None
     gradients: bool
     replayed: bool = False
+    leaf: int | None = None
 
 
 class Editor(Tape):
@@ -101,6 +103,7 @@ class Editor(Tape):
         self.count = first
         self.recomputes = recomputes
         self.reached: set[int] = set()
+        self.leaf_result: tuple[Record, Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Where the next site is edited, which keys may be seen must be known."""
@@ -172,6 +175,11 @@ class Editor(Tape):
             view.copy_(before)
         elif steps:
             self._write(steps, record, source.map(record.read), view, dropout)
+        if number == self.plan.leaf:
+            torch.set_grad_enabled(True)  # `run` restores it
+            edited = edited.detach().requires_grad_()
+            self.leaf_result = (record, edited)
+            return edited.clone()  # the model may write into it
         return edited
 
     def _multiplied(self, step: Step, record: Record, out: Tensor) -> Tensor:

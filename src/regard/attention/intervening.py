@@ -16,11 +16,12 @@ from regard.attention.editing import Editor, Plan, Spot, Step, padded_rows
 from regard.attention.edits import Edit, custom, numbered, scale
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
-from regard.attention.running import batch_of, record, run, undisturbed
+from regard.attention.running import batch_of, out_of_memory, record, run, undisturbed
 from regard.attention.sites import TOLERANCE, Site
+from regard.attention.sources import at_least_float
 from regard.attention.tape import Reading, Tape
 from regard.attention.tracing import settle, sites_of, special_keys
-from regard.errors import BadEdit, NoSuchPart, RegardError, non_finite, whole_numbers
+from regard.errors import BadEdit, NoGradient, NoSuchPart, RegardError, non_finite, whole_numbers
 from regard.progress import Counter
 from regard.types import Batch, Subject
 
@@ -152,8 +153,48 @@ class Rerun:
             raise NoSuchPart(f"{where}: the model computes only the row that is read.")
         return padded_rows(computed)
 
+    def gradient(
+        self, edits: Edits, variants: int, site: int, score: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Differentiate a score of the output by the edited result of a site, under each variant of an edit of it.
+
+        Args:
+            edits: of that site.
+            variants: how many.
+            site: its number.
+            score: ``(example, class)`` to ``(example,)``; called on one variant after the other.
+
+        Returns:
+            The gradients' sum over variants, ``(example, head, query, channel)``, and scores ``(variant, example)``.
+        """
+        plan = replace(self._plan(self.resolve(edits), variants, gradients=False), leaf=site)
+        total, size = torch.zeros(()), len(self.batch)
+
+        def differentiate(editor: Editor, output: Tensor) -> Tensor:
+            nonlocal total
+            assert editor.leaf_result is not None
+            record, leaf = editor.leaf_result
+            with torch.enable_grad():
+                scores = torch.stack([score(part) for part in output.split(size)])
+            if not scores.requires_grad:
+                raise NoGradient("the target does not depend differentiably on the model's output.")
+            (gradient,) = torch.autograd.grad(scores.sum(), [leaf], allow_unused=True)
+            if gradient is not None:
+                total = total + at_least_float(record.fold(gradient)).unflatten(0, (-1, size)).sum(0)
+            return scores.detach().flatten()
+
+        with undisturbed(self.subject.model):
+            scores = self._run_all(plan, differentiate)
+        return total, scores.view(variants, size)
+
     def _run(self, plan: Plan, recording: Recording | None = None, *, keep: Recording | None = None) -> Tensor:
         """One forward pass over the variants of a plan; ``keep`` records what lies upstream."""
+        return self._run_editor(plan, recording, keep=keep)[1]
+
+    def _run_editor(
+        self, plan: Plan, recording: Recording | None, *, keep: Recording | None = None
+    ) -> tuple[Editor, Tensor]:
+        """The same, with the tape that made the edits."""
         subject, size = self.subject, len(self.batch)
         batch = self.batch if plan.total is None else self.batch.pick([*range(size)] * len(plan.variants))
         editor = Editor(subject.model, batch, replace(plan, replayed=recording is not None))
@@ -167,10 +208,13 @@ class Rerun:
         editor.verify()
         if not output.detach().isfinite().all():
             raise non_finite("the model's output under these edits")
-        return output
+        return editor, output
 
-    def _run_all(self, plan: Plan) -> Tensor:
-        """As many forward passes as the variants need; fewer variants in each if they do not fit into memory."""
+    def _run_all(self, plan: Plan, then: Callable[[Editor, Tensor], Tensor] | None = None) -> Tensor:
+        """As many forward passes as the variants need; fewer variants in each if they do not fit into memory.
+
+        ``then`` makes something else of the output of each: ``(variant × example, …)``.
+        """
         total, size = len(plan.variants), len(self.batch)
         first = min(plan.steps, default=None)
         upstream = Upstream(True, None) if first is None else self._upstream(first, total)
@@ -182,9 +226,10 @@ class Rerun:
             while done < total:
                 some = replace(plan, variants=range(done, min(done + at_once, total)))
                 try:
-                    outputs.append(self._run(some, recording))
+                    editor, output = self._run_editor(some, recording)
+                    outputs.append(output if then is None else then(editor, output))
                 except Exception as problem:
-                    if _out_of_memory(problem) and len(some.variants) > 1:
+                    if out_of_memory(problem) and len(some.variants) > 1:
                         at_once = len(some.variants) // 2
                         log.warning(
                             "%d variants do not fit into memory; going on with %d at a time", 2 * at_once, at_once
@@ -305,7 +350,7 @@ def _special(batch: Batch, site: Site) -> Tensor:
     """``(example, key)``: True at special tokens; where keys are examples there are none."""
     if site.kind == "samples":
         return torch.zeros_like(site.real_keys)
-    return special_keys(batch.real, batch.features, batch.source, site.shape[3])
+    return special_keys(batch, site.shape[3])
 
 
 def _same(output: Tensor, expected: Tensor) -> bool:
@@ -317,8 +362,3 @@ def _same(output: Tensor, expected: Tensor) -> bool:
 
 def _in_edit(problem: BaseException) -> bool:
     return any(note.startswith("raised by edit") for note in getattr(problem, "__notes__", ()))
-
-
-def _out_of_memory(problem: BaseException) -> bool:
-    message = str(problem)
-    return isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in message

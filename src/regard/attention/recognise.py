@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from regard.attention.sources import HIDDEN
 from regard.types import Batch
 
 
@@ -43,8 +44,6 @@ CARRY_SCORES = CARRY_WEIGHTS | _names(
     "add radd iadd sub rsub isub neg rdiv rtruediv tanh clamp clip clamp_min clamp_max cat concat tril triu gather pad "
     "sqrt exp pow"
 )
-# The smallest "minus infinity" in use is −10,000; no model's own scores are so far apart.
-HIDDEN = -9000.0
 FOLLOWED = CONTRACT | CARRY_SCORES | {"softmax", "sum"}
 
 

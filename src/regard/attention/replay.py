@@ -22,6 +22,7 @@ from regard.attention.tape import Tape
 # A call: for each module that is running, from the outermost on, which it is and how many times its caller has
 # called it before. A module that is called many times (ALBERT's only layer) has a key for each call.
 Call = tuple[tuple[int, int], ...]
+Running = functools.partial[Any]  # what the call would do, with its arguments
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 # Two threads that shadow the same modules would restore each other's shadows.
 one_at_a_time = threading.RLock()
@@ -49,7 +50,7 @@ class Recording:
     def record(self, tape: Tape) -> Iterator[None]:
         """Keep the outputs of what finishes before the site is seen by the tape."""
 
-        def called(call: Call, forward: Callable[[], Any]) -> Any:
+        def called(call: Call, forward: Running) -> Any:
             before = tape.count
             output = forward()
             leaves, tree = pytree.tree_flatten(output)
@@ -78,7 +79,7 @@ class Recording:
     def replay(self, tape: Tape, variants: int) -> Iterator[None]:
         """Recorded calls return what they returned, repeated for each variant; the tape counts their sites."""
 
-        def called(call: Call, forward: Callable[[], Any]) -> Any:
+        def called(call: Call, forward: Running) -> Any:
             if call not in self.axes:
                 return forward()
             if torch.is_grad_enabled() and next(open_checkpoints(), None):
@@ -100,7 +101,7 @@ class Recording:
 
 
 @contextmanager
-def shadowed(model: nn.Module, called: Callable[[Call, Callable[[], Any]], Any]) -> Iterator[None]:
+def shadowed(model: nn.Module, called: Callable[[Call, Running], Any]) -> Iterator[None]:
     """Ask ``called(call, forward)`` for the output of each submodule, for the length of a block, in this thread."""
     thread = threading.get_ident()
     # each running call, and how often it has called each module
@@ -117,7 +118,7 @@ def shadowed(model: nn.Module, called: Callable[[Call, Callable[[], Any]], Any])
             call = (*caller, (id(module), before))
             running.append((call, {}))
             try:
-                return called(call, lambda: forward(*args, **kwargs))
+                return called(call, functools.partial(forward, *args, **kwargs))
             finally:
                 running.pop()
 

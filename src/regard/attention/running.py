@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from regard.attention.onward import OnwardTape
 from regard.attention.tape import Tape
 from regard.errors import NoAttentionFound, NoGradient, OpaqueKernel, SubjectError, non_finite
 from regard.types import Batch, Subject
@@ -31,9 +32,11 @@ def batch_of(subject: Subject, inputs: Any) -> Batch:
     return inputs if isinstance(inputs, Batch) else subject.encode(inputs)
 
 
-def record(subject: Subject, batch: Batch, *, gradients: bool = False, leaf: int | None = None) -> tuple[Tape, Tensor]:
+def record(
+    subject: Subject, batch: Batch, *, gradients: bool = False, onward: bool = False, leaf: int | None = None
+) -> tuple[Tape, Tensor]:
     """One forward pass under a tape. The caller keeps the model `undisturbed`."""
-    tape = Tape(subject.model, batch, keep_outputs=gradients, leaf=leaf)
+    tape = (OnwardTape if onward else Tape)(subject.model, batch, keep_outputs=gradients, leaf=leaf)
     output = run(subject, batch, tape, gradients=gradients)
     if not tape.records:
         raise _nothing_found(subject.model, tape)
@@ -55,6 +58,11 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tenso
         if type(problem).__module__.startswith("torch._dynamo"):
             raise OpaqueKernel(_advice("it runs compiled code (flex attention, say)", tape)) from problem
         raise
+
+
+def out_of_memory(problem: BaseException) -> bool:
+    """Whether it failed for want of memory, so that less at a time may work."""
+    return isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(problem)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, redispatch_function
 
 from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
-from regard.attention.sites import Fused, Given, Sample
+from regard.attention.sites import Sample
+from regard.attention.sources import Fused, Given
 from regard.errors import NoGradient, non_finite
 from regard.types import Batch
 

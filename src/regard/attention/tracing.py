@@ -11,10 +11,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from regard.attention.onward import onward_of
 from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
 from regard.attention.running import batch_of, record, undisturbed
-from regard.attention.sites import Fused, Kind, Site
+from regard.attention.sites import Kind, Site
+from regard.attention.sources import Fused, at_least_float
 from regard.attention.tape import Record, Tape
 from regard.errors import NoGradient, NoSuchPart, NotReproduced, choose, whole_numbers
 from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets
@@ -83,11 +85,10 @@ class Trace:
     Args:
         sites: in order of execution.
         readout: ``(example, row)``: from which query rows of the last site the prediction is read; sums to 1.
-        real: ``(example, row)``, False at padding.
-        features: what a person sees of each example.
-        source: the same of the second sequence, in models that have two.
-        special: what explanations are to do with special tokens.
+        subject: what was run.
+        batch: what it was run on.
         output: what the model said, ``(example, class)``.
+        target: what is explained; what was predicted, if nothing else was asked for.
         score: the scalar that is explained, if there is a target.
         of: which function of the output the scalar is.
         check: the evidence that the trace is right.
@@ -96,11 +97,10 @@ class Trace:
 
     sites: Sites
     readout: Tensor
-    real: Tensor
-    features: tuple[Features, ...]
-    source: Source | None
-    special: Special
+    subject: Subject
+    batch: Batch
     output: Tensor
+    target: Targets
     score: Score | None
     of: Of
     check: Check
@@ -110,9 +110,29 @@ class Trace:
         examples, rows = self.real.shape
         return f"Trace({len(self.sites)} sites, {examples} example(s) of up to {rows} rows)"
 
+    @property
+    def real(self) -> Tensor:
+        """``(example, row)``, False at padding."""
+        return self.batch.real
+
+    @property
+    def features(self) -> tuple[Features, ...]:
+        """What a person sees of each example."""
+        return self.batch.features
+
+    @property
+    def source(self) -> Source | None:
+        """The second sequence, in models that have two."""
+        return self.batch.source
+
+    @property
+    def special(self) -> Special:
+        """What explanations are to do with special tokens."""
+        return self.subject.special
+
     def special_keys(self, site: Site) -> Tensor:
         """``(example, key)``: True where a special token sits among the keys of a site."""
-        return special_keys(self.real, self.features, self.source, site.shape[3])
+        return special_keys(self.batch, site.shape[3])
 
     def at(self, token: int) -> Trace:
         """The same trace read from another row: that of ``features[example].tokens[token]``, in every example.
@@ -165,7 +185,15 @@ class Trace:
         return pd.DataFrame(rows)
 
 
-def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Targets = None, of: Of = "logit") -> Trace:
+def trace(
+    subject: Subject,
+    inputs: Any,
+    *,
+    gradients: bool = False,
+    onward: bool = False,
+    target: Targets = None,
+    of: Of = "logit",
+) -> Trace:
     """Run the subject once and keep what its attention did.
 
     The model runs as it always does, in eval mode, on its own backend and device, and is afterwards as it was.
@@ -175,6 +203,7 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
             `regard.module`.
         inputs: what the subject takes: a text, a list of texts, pictures, tensors; or a batch it has encoded.
         gradients: also keep ∂target/∂(A·V) of each site, for `Site.gradients`.
+        onward: also follow what becomes of each site's result, its output projection above all, for `Site.onward`.
         target: the class, label, token, pair or function of the output to explain; None: what is predicted.
         of: "logit", "probability" or "logprob" of the target.
 
@@ -186,52 +215,56 @@ def trace(subject: Subject, inputs: Any, *, gradients: bool = False, target: Tar
         torch.Size([1, 1, 1, 4])
     """
     choose("of", of, ("logit", "probability", "logprob"))
-    batch = batch_of(subject, inputs)
+    return traced(subject, batch_of(subject, inputs), gradients=gradients, onward=onward, target=target, of=of)
+
+
+def traced(
+    subject: Subject, batch: Batch, *, gradients: bool, onward: bool, target: Targets, of: Of,
+    verified: str | None = None,
+) -> Trace:  # fmt: skip
+    """The trace of an encoded batch; ``verified``: how the readout is known, if it need not be measured again."""
     with undisturbed(subject.model):
-        tape, output = record(subject, batch, gradients=gradients)
+        tape, output = record(subject, batch, gradients=gradients, onward=onward)
         score = None
         if gradients or target is not None or subject.predicts:
             with torch.set_grad_enabled(gradients):
                 score = subject.score(output, batch.explained(target), of)
         out_gradients = _differentiate(tape, score) if gradients and score is not None else None
         settle(subject, batch, tape)
+        target = batch.explained(target)
+        if score is not None and None not in score.index:
+            target = [*score.index]
         score = score and replace(score, values=score.values.detach())
         readout = subject.readout(batch, score)
-        verified = verify_readout(subject, batch)
+        verified = verified or verify_readout(subject, batch)
     sites = sites_of(tape, readout, out_gradients)
     check = Check(sites, verified, tape.left_fast_path)
-    return Trace(
-        sites, readout, batch.real, batch.features, batch.source, subject.special, output.detach(), score, of,
-        check, tape.ignored(),
-    )  # fmt: skip
+    return Trace(sites, readout, subject, batch, output.detach(), target, score, of, check, tape.ignored())
 
 
 def sites_of(tape: Tape, readout: Tensor, out_gradients: list[Tensor] | None = None) -> Sites:
     """The sites that a tape has recorded."""
-    return Sites(
-        Site(
-            index,
-            entry.name,
-            _kind(entry, readout, tape.batch),
-            entry.source,
-            tape.real_rows(entry, 2),
-            tape.real_rows(entry, 3),
-            entry.sample,
-            _rows_of_queries(entry, readout),
-            None if out_gradients is None else entry.fold(out_gradients[index]),
-        )
-        for index, entry in enumerate(tape.records)
-    )
+    sites = []
+    for index, entry in enumerate(tape.records):
+        gradient = gate = None
+        if out_gradients is not None and entry.out is not None:
+            gradient = entry.fold(out_gradients[index])
+            gate = torch.einsum(
+                "ehqc,ehqc->eh", at_least_float(gradient), at_least_float(entry.fold(entry.out.detach()))
+            )
+        kind, rows = _kind(entry, readout, tape.batch), _rows_of_queries(entry, readout)
+        real, keys = tape.real_rows(entry, 2), tape.real_rows(entry, 3)
+        followed = onward_of(tape, entry, index)
+        site = Site(index, entry.name, kind, entry.source, real, keys, entry.sample, rows, gradient, gate, followed)
+        sites.append(site)
+    return Sites(sites)
 
 
-def special_keys(real: Tensor, features: tuple[Features, ...], source: Source | None, keys: int) -> Tensor:
+def special_keys(batch: Batch, keys: int) -> Tensor:
     """``(example, key)``: True where a special token sits among so many keys, which tell the sequence."""
-    if source is not None and keys == source.real.shape[1]:
-        real, features = source.real, source.features
-    special = torch.zeros(len(real), keys, dtype=torch.bool, device=real.device)
-    if keys != real.shape[1]:
-        return special
-    for example, entry in enumerate(features):
+    sequence = batch.sequence_of(keys)
+    special = torch.zeros(len(batch), keys, dtype=torch.bool, device=batch.real.device)
+    for example, entry in enumerate(sequence.features if sequence else ()):
         special[example, [row for row, odd in zip(entry.rows, entry.special, strict=True) if odd]] = True
     return special
 

@@ -1,8 +1,22 @@
 """Pictures: arrays and labels in; shaded text, charts, maps and pages out. Knows no torch."""
 
-from regard.draw.charts import heads_grid, save_chart
-from regard.draw.maps import ImageMap, image_map
+from regard.draw.charts import bars, heads_grid, token_map
+from regard.draw.maps import image_map
 from regard.draw.page import page
-from regard.draw.words import shaded_html, shaded_terminal
+from regard.draw.picture import Picture
+from regard.draw.trees import tree, tree_edges
+from regard.draw.words import shaded_html, shaded_terminal, text_line
 
-__all__ = ["ImageMap", "heads_grid", "image_map", "page", "save_chart", "shaded_html", "shaded_terminal"]
+__all__ = [
+    "Picture",
+    "bars",
+    "heads_grid",
+    "image_map",
+    "page",
+    "shaded_html",
+    "shaded_terminal",
+    "text_line",
+    "token_map",
+    "tree",
+    "tree_edges",
+]

@@ -1,63 +1,144 @@
-"""Charts as Altair specifications."""
+"""Charts: features as bars, heads and pairs of tokens as grids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, Literal
 
 import altair as alt
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
+from regard.draw.picture import INK, NEGATIVE, POSITIVE, Picture, finite, keys, one_each, plain, shade, table
 from regard.errors import OptionError
+
+MOST_CELLS = 256 * 256  # a file of 8 MB; far more is one that no browser opens
+
+
+def bars(words: Sequence[str], values: ArrayLike, *, title: str, caption: str, top: int = 10) -> Picture:
+    """The features with the largest absolute values, as bars; each with its position, so that none are merged.
+
+    Args:
+        words: the features, in order.
+        values: a finite number for each feature; bars of negative ones are orange and go to the left.
+        title: what is shown.
+        caption: how to read it.
+        top: how many features are drawn.
+
+    Example:
+        >>> drawn = bars(["so", "so", "good"], [0.1, -0.4, 0.3], title="Why 'positive'", caption="gradient × input")
+        >>> drawn
+        Picture(title="Why 'positive'", caption='gradient × input')
+        >>> drawn.chart.to_dict()["layer"][0]["encoding"]["y"]["sort"]
+        ['1: so', '2: good', '0: so']
+    """
+    array = finite("values", values, "feature")
+    named = keys(one_each("words", words, len(array)))
+    if top < 1:
+        raise OptionError(f"top={top!r} must be at least 1: nothing would be drawn.")
+    chosen = np.argsort(-np.abs(array), kind="stable")[:top]
+    rows = [
+        {"feature": named[i], "value": array[i], "shown": f"{array[i]:.3g}", "said": f"{named[i]}, {array[i]:.6g}"}
+        for i in chosen
+    ]
+    low, high = min(0.0, array[chosen].min()), max(0.0, array[chosen].max())
+    reach = alt.Scale(domain=[low, high if high > low else 1], padding=60 if low < 0 else 0, nice=False)
+    base = table(rows).encode(
+        x=alt.X("value:Q", scale=reach, axis=alt.Axis(title=None, format=".3~g", tickCount=5)),
+        y=alt.Y("feature:O", sort=[named[i] for i in chosen], axis=alt.Axis(title=None, labelLimit=220)),
+        description="said:N",
+    )
+    colour = alt.condition("datum.value < 0", alt.value(NEGATIVE), alt.value(POSITIVE))
+    drawn = base.mark_bar().encode(color=colour)
+    sides: list[tuple[str, Literal["left", "right"], int]] = [("<", "right", -4), (">=", "left", 4)]
+    numbers = [
+        base.transform_filter(f"datum.value {side} 0")
+        .mark_text(align=align, dx=dx, color=INK, aria=False)
+        .encode(text="shown:N")
+        for side, align, dx in sides
+    ]
+    chart: alt.LayerChart = alt.LayerChart(layer=[drawn, *numbers]).configure_view(stroke=None)
+    return Picture(chart.properties(width=480, height=24 * len(rows)), array, title, caption)
 
 
 def heads_grid(
-    values: ArrayLike, labels: Sequence[Sequence[str]] | None = None, *, title: str, legend: str
-) -> alt.LayerChart:
+    values: ArrayLike, labels: Sequence[Sequence[str]] | None = None, *, title: str, legend: str, caption: str = ""
+) -> Picture:
     """A grid of layers × heads: one shade, and optionally one short word, for each head.
 
     Args:
-        values: ``(layer, head)`` between 0 and 1.
+        values: ``(layer, head)``: finite numbers in any unit.
         labels: a word for each cell.
         title: what is shown; a heat map never stands alone.
         legend: what the shade means.
+        caption: how to read it.
     """
-    array = np.asarray(values, dtype=float)
-    if array.ndim != 2 or not np.isfinite(array).all():
-        raise OptionError(f"values must be finite and (layer, head), but has shape {array.shape}.")
-    layer, head = np.indices(array.shape)
-    frame = pd.DataFrame({"layer": layer.ravel(), "head": head.ravel(), "value": array.ravel()})
-    frame["label"] = [word for row in labels for word in row] if labels is not None else ""
-    base = alt.Chart(frame, title=title).encode(
+    array = finite("values", values, "layer", "head")
+    if labels is not None and [len(row) for row in labels] != [array.shape[1]] * len(array):
+        raise OptionError(f"labels has rows of {[len(row) for row in labels]}, but values is {array.shape}.")
+    words = [[""] * array.shape[1]] * len(array) if labels is None else labels
+    light = np.abs(array) > 0.55 * array.max() if array.min() >= 0 else np.ones_like(array, bool)
+    cells = [
+        {"layer": layer, "head": head, "value": value, "word": word, "ink": INK if light[layer, head] else "#fff"}
+        | {"said": f"layer {layer}, head {head}: {value:.6g} {word}".strip()}
+        for (layer, head), value in np.ndenumerate(array)
+        for word in [plain(words[layer][head])]
+    ]
+    base = table(cells).encode(
         x=alt.X("head:O", axis=alt.Axis(labelAngle=0, orient="top", title="head")),
         y=alt.Y("layer:O", sort="descending", title="layer"),
+        description="said:N",
     )
-    # cividis reads the same with and without colour vision, and in grey
-    shade = alt.Color("value:Q", scale=alt.Scale(scheme="cividis", domain=[0, 1]), title=legend)
-    cells = base.mark_rect().encode(
-        color=shade, tooltip=["layer", "head", alt.Tooltip("value:Q", format=".3f"), "label"]
+    shaded = base.mark_rect().encode(color=shade(array, legend))
+    written = base.mark_text(fontSize=10, limit=58, aria=False).encode(
+        text="word:N", fill=alt.Fill("ink:N", scale=None)
     )
-    words = base.mark_text(fontSize=10, limit=58).encode(
-        text="label:N", color=alt.condition("datum.value > 0.55", alt.value("black"), alt.value("white"))
+    chart: alt.LayerChart = alt.LayerChart(layer=[shaded, written])
+    wide = 60 if labels is not None else 30
+    return Picture(chart.properties(width=wide * array.shape[1], height=30 * len(array)), array, title, caption)
+
+
+def token_map(
+    values: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, title: str, caption: str, legend: str
+) -> Picture:
+    """How much each token (row) takes from each token (column), as a grid; repeated tokens stay apart.
+
+    Args:
+        values: ``(query, key)``: finite numbers in any unit.
+        rows: the tokens that look.
+        columns: the tokens that are looked at.
+        title: what is shown.
+        caption: how to read it.
+        legend: what the shade means.
+    """
+    array = finite("values", values, "query", "key")
+    if array.size > MOST_CELLS:
+        raise OptionError(f"values is {array.shape}: more than {MOST_CELLS} cells cannot be shown. Pass a part of it.")
+    below, across = keys(one_each("rows", rows, len(array))), keys(one_each("columns", columns, array.shape[1]))
+    cells = [
+        {
+            "query": below[row],
+            "key": across[column],
+            "value": value,
+            "said": f"{below[row]} → {across[column]}, {value:.6g}",
+        }
+        for (row, column), value in np.ndenumerate(array)
+    ]
+    base = table(cells).encode(
+        x=alt.X("key:O", sort=across, axis=_labels(across, orient="top", labelAngle=-90)),
+        y=alt.Y("query:O", sort=below, axis=_labels(below)),
+        color=shade(array, legend),
+        description="said:N",
     )
-    grid: alt.LayerChart = alt.LayerChart(layer=[cells, words])
-    return grid.properties(width=60 * array.shape[1], height=30 * array.shape[0])
+    chart: alt.LayerChart = alt.LayerChart(layer=[base.mark_rect()])
+    return Picture(chart.properties(width=_length(len(across)), height=_length(len(below))), array, title, caption)
 
 
-def save_chart(chart: alt.LayerChart, path: str | Path) -> Path:
-    """Write a chart to .html (self-contained), .svg or .png."""
-    path = Path(path)
-    if path.suffix not in (".html", ".svg", ".png"):
-        raise OptionError(f"path={str(path)!r}: charts are saved as .html, .svg or .png.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.save(str(path), **({"inline": True} if path.suffix == ".html" else {"scale_factor": 2}))
-    return path
+def _labels(names: Sequence[str], **place: Any) -> alt.Axis:
+    """An axis that writes at most 150 of the names, at even distances: more would overlap."""
+    return alt.Axis(values=names[:: -(-len(names) // 150)], labelLimit=140, labelOverlap=False, **place)
 
 
-def chart_svg(chart: alt.LayerChart) -> str:
-    """A chart as SVG markup, to stand inside a page."""
-    import vl_convert
-
-    return str(vl_convert.vegalite_to_svg(chart.to_json()))
+def _length(count: int) -> int:
+    """How many pixels so many cells take: 28 each for few, 10 each up to 150, where labels still fit, then less."""
+    return round(min(28 * count, max(700, min(10 * count, 1500))))

@@ -2,73 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import zlib
 from base64 import b64encode
-from dataclasses import dataclass
-from pathlib import Path
 
 import altair as alt
 import numpy as np
-from markupsafe import escape
 from numpy.typing import ArrayLike, NDArray
 
-from regard.draw.charts import chart_svg, save_chart
+from regard.draw.picture import Picture, finite, plain, table
 from regard.errors import OptionError
 
-PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>body {{ margin: 2rem; background: #fff; }} svg {{ max-width: 100%; height: auto; }}</style>
-</head>
-<body>
-<figure>{svg}</figure>
-</body>
-</html>
-"""
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ImageMap:
-    """A map over a picture. Made by `image_map`; shows itself in notebooks.
-
-    Args:
-        picture: ``(height, width, 3)``.
-        values: ``(row, column)``: the raw value of each patch.
-        title: what is shown.
-        chart: the drawing, as an Altair specification.
-    """
-
-    picture: NDArray[np.uint8]
-    values: NDArray[np.float64]
-    title: str
-    chart: alt.LayerChart
-
-    def svg(self) -> str:
-        """The map as SVG; a patch says its row, column and value when the mouse rests on it."""
-        # Vega describes marks in aria-label, for screen readers; what browsers show on hover is a title element
-        described = re.compile(r'<path aria-label="(patch [^"]*)"([^>]*)/>')
-        return described.sub(r'<path aria-label="\1"\2><title>\1</title></path>', chart_svg(self.chart))
-
-    def save(self, path: str | Path) -> Path:
-        """Write the map to .html (self-contained, without scripts), .svg or .png."""
-        path = Path(path)
-        if path.suffix not in (".html", ".svg"):
-            return save_chart(self.chart, path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        page = PAGE.format(title=escape(self.title), svg=self.svg())
-        path.write_text(page if path.suffix == ".html" else self.svg(), encoding="utf-8")
-        return path
-
-    def _repr_html_(self) -> str:
-        return self.svg()
-
-
-def image_map(picture: ArrayLike, values: ArrayLike, *, title: str, legend: str, alpha: float = 0.6) -> ImageMap:
+def image_map(
+    picture: ArrayLike, values: ArrayLike, *, title: str, legend: str, caption: str = "", alpha: float = 0.6
+) -> Picture:
     """A picture under a translucent map of its patches. Each patch has one colour; nothing is smoothed.
 
     The picture is drawn in grey, so that all colour is the map's and can be read off the legend.
@@ -78,6 +26,7 @@ def image_map(picture: ArrayLike, values: ArrayLike, *, title: str, legend: str,
         values: ``(row, column)``: a finite number for each patch, in any unit.
         title: what is shown; a heat map never stands alone.
         legend: what the colour means.
+        caption: how to read it.
         alpha: how much the map covers the picture: from just above 0 to 1.
 
     Example:
@@ -88,11 +37,9 @@ def image_map(picture: ArrayLike, values: ArrayLike, *, title: str, legend: str,
         np.float64(1.0)
     """
     pixels = np.asarray(picture)
-    array = np.array(values.numpy(force=True) if hasattr(values, "numpy") else values, dtype=float)  # tensors, too
+    array = finite("values", values, "row", "column")
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise OptionError(f"picture must be uint8 (height, width, 3), but is {pixels.dtype} {pixels.shape}.")
-    if array.ndim != 2 or 0 in array.shape or not np.isfinite(array).all():
-        raise OptionError(f"values must be finite and (row, column), but has shape {array.shape} or holds NaN or Inf.")
     (height, width, _), (rows, columns) = pixels.shape, array.shape
     if height % rows or width % columns:
         raise OptionError(
@@ -105,27 +52,27 @@ def image_map(picture: ArrayLike, values: ArrayLike, *, title: str, legend: str,
     zoom = max(1, round(448 / max(height, width)))  # whole, so that patches end at pixels
     shown = {"width": width * zoom, "height": height * zoom}
     grey = (pixels @ [0.299, 0.587, 0.114]).round().astype(np.uint8)
-    under = alt.Chart(alt.InlineData(values=[{"url": _data_url(grey)}])).encode(url="url:N")
+    under = table([{"url": _data_url(grey)}]).encode(url="url:N")
     low, high = float(array.min()), float(array.max())
-    blocks = [  # not a DataFrame: Altair refuses those with more than 5,000 rows
+    blocks = [
         {"row": row, "column": column, "value": float(value), "said": f"patch {row},{column}: {value:.6g}"}
         for (row, column), value in np.ndenumerate(array)
     ]
     # cividis reads the same with and without colour vision, and in grey
     scale = alt.Scale(scheme="cividis", domain=[low, high])
     ticks = alt.Legend(values=[low, (low + high) / 2, high], format=".3~g")
-    over = alt.Chart(alt.InlineData(values=blocks)).encode(
+    over = table(blocks).encode(
         x=alt.X("column:O", axis=None),
         y=alt.Y("row:O", axis=None),
-        color=alt.Color("value:Q", title=legend, scale=scale, legend=ticks),
+        color=alt.Color("value:Q", title=plain(legend), scale=scale, legend=ticks),
         description="said:N",
     )
     layers = [
         under.mark_image(x=0, y=0, align="left", baseline="top", aspect=False, smooth=False, aria=False, **shown),
         over.mark_rect(opacity=alpha),
     ]
-    chart: alt.LayerChart = alt.LayerChart(layer=layers, title=title)
-    return ImageMap(pixels, array, title, chart.properties(**shown))
+    chart: alt.LayerChart = alt.LayerChart(layer=layers)
+    return Picture(chart.properties(**shown), array, title, caption)
 
 
 def _data_url(grey: NDArray[np.uint8]) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from regard.errors import SubjectError, WrongTarget
+from regard.attention.running import undisturbed
+from regard.errors import EmptyInput, InputError, OptionError, SubjectError, TooLong, WrongTarget
 from regard.subjects import targets
 from regard.subjects.loading import expected, load
 from regard.subjects.tokens import (
@@ -21,6 +23,7 @@ from regard.subjects.tokens import (
     Reader,
     check_options,
     check_vocabulary,
+    decoded_features,
     described,
     device_of,
     position_limit,
@@ -38,6 +41,7 @@ class CausalSubject:
     reader: Reader
     verbalizer: Mapping[str, str] | None
     special: Special
+    row: int | None = None  # whose next token is explained; None: the last
 
     __repr__ = described
 
@@ -50,6 +54,66 @@ class CausalSubject:
     def predicts(self) -> bool:
         """There is always a most probable one."""
         return True
+
+    def at(self, row: int) -> CausalSubject:
+        """The same subject, which explains what comes after another row than the last."""
+        return replace(self, row=row)
+
+    def produce(
+        self, prompt: Any, generate: int | None, continuation: str | None
+    ) -> tuple[Batch, list[int], list[int]]:
+        """A prompt and what comes after it, generated greedily or given.
+
+        Returns:
+            The batch of one teacher-forced pass over all tokens but the last, the rows that predict what comes after
+            the prompt, and these tokens.
+        """
+        if self.verbalizer is not None:
+            raise WrongTarget("with a verbalizer the output is a distribution over its classes, not over tokens.")
+        batch = self.encode(prompt)
+        if len(batch) != 1:
+            raise InputError(f"inputs has {len(batch)} prompts: pass one at a time to have its continuation explained.")
+        ids = batch.inputs["input_ids"]
+        if continuation is None:
+            said = self._generated(batch.inputs, int(generate or 0))
+        else:
+            said = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
+            said = said if generate is None else said[:generate]
+        if not said:
+            raise EmptyInput(f"continuation={continuation!r}, generate={generate!r}: there is no token to explain.")
+        count, limit = ids.shape[1] + len(said) - 1, self.reader.limit
+        if limit is not None and count > limit and self.reader.over_limit != "allow":
+            raise TooLong(f"prompt and continuation have {count} tokens, but the model takes {limit}.")
+        taken, odd = said[:-1], set(self.tokenizer.all_special_ids)
+        later = decoded_features(self.tokenizer, taken, [token in odd for token in taken], range(len(taken)))
+        mask = batch.real.new_ones(1, count)
+        tensors = {
+            "input_ids": torch.cat([ids, ids.new_tensor([taken])], 1), "attention_mask": mask.to(ids.dtype),
+        }  # fmt: skip
+        if "position_ids" in batch.inputs:
+            tensors["position_ids"] = torch.arange(count, device=ids.device)[None]
+        rows = list(range(ids.shape[1] - 1, count))
+        return Batch(tensors, mask, (batch.features[0].followed_by(later),)), rows, list(said)
+
+    def outputs(self, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """``(row, token)`` logits at some rows of a single example."""
+        wanted = torch.tensor(rows)
+        kept = {"logits_to_keep": wanted} if "logits_to_keep" in self._accepts else {}
+        logits: Tensor = self.model(**batch.inputs, **self._uncached, **kept).logits[0]
+        return logits if kept else logits[wanted]
+
+    def _generated(self, inputs: Mapping[str, Any], most: int) -> list[int]:
+        if most < 1:
+            raise OptionError(f"generate={most!r}: at least one token must be generated.")
+        generate: Any = self.model.generate
+        with undisturbed(self.model), torch.no_grad():
+            found = generate(
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=most,
+                do_sample=False, num_beams=1, num_return_sequences=1, return_dict_in_generate=False,
+                temperature=None, top_p=None, top_k=None, pad_token_id=self.tokenizer.pad_token_id,
+            )  # fmt: skip
+        said: list[int] = found[0, inputs["input_ids"].shape[1] :].tolist()
+        return said
 
     def encode(self, inputs: Any) -> Batch:
         """Prompts to tensors on the model's device; positions count real tokens only."""
@@ -66,11 +130,10 @@ class CausalSubject:
 
     def forward(self, batch: Batch) -> Tensor:
         """Next-token logits ``(example, token)``, or ``(example, class)`` with a verbalizer."""
-        options: dict[str, Any] = {"use_cache": False} if "use_cache" in self._accepts else {}
-        last = batch.real.shape[1] - 1 - batch.real.flip(-1).long().argmax(-1)  # row of the last real token
-        at_end = bool((last == batch.real.shape[1] - 1).all())
-        if at_end and "logits_to_keep" in self._accepts:
-            options["logits_to_keep"] = 1  # all logits of 8,192 tokens would take 1.6 GB
+        options = dict(self._uncached)
+        last = self.readout(batch, None).argmax(-1)  # the row that is read
+        if bool((last == last[0]).all()) and "logits_to_keep" in self._accepts:
+            options["logits_to_keep"] = last[:1]  # all logits of 8,192 tokens would take 1.6 GB
         logits: Tensor = self.model(**batch.inputs, **options).logits
         if logits.dim() != 3:
             raise SubjectError(
@@ -88,8 +151,13 @@ class CausalSubject:
         return targets.score(self._head, output, target, of)
 
     def readout(self, batch: Batch, score: Score | None) -> Tensor:
-        """``(example, row)``: the last real token predicts the next."""
-        return spread("last", batch.real)
+        """``(example, row)``: the last real token predicts the next, or the one that was chosen, where it is there."""
+        last = spread("last", batch.real)
+        return last if self.row is None else one_hot(last.argmax(-1).clamp_max(self.row), last.shape[1]).to(last)
+
+    @cached_property
+    def _uncached(self) -> dict[str, Any]:
+        return {"use_cache": False} if "use_cache" in self._accepts else {}
 
     @cached_property
     def _accepts(self) -> frozenset[str]:

@@ -98,7 +98,14 @@ class ImageSubject:
         """
         if self.processor is None:
             raise SubjectError("processor=None: only a processor says how pixels were normalised. Pass processor=.")
-        pixels = self._pixels(inputs).float().movedim(1, -1)
+        return self._seen(self._pixels(inputs))
+
+    def pictures_of(self, batch: Batch) -> list[NDArray[np.uint8]] | None:
+        """The pictures of an encoded batch, as `picture` gives them; None without a processor."""
+        return None if self.processor is None else self._seen(batch.inputs["pixel_values"].cpu())
+
+    def _seen(self, tensors: Tensor) -> list[NDArray[np.uint8]]:
+        pixels = tensors.float().movedim(1, -1)
         if getattr(self.processor, "do_normalize", False):
             mean, std = (torch.tensor(getattr(self.processor, name)) for name in ("image_mean", "image_std"))
             pixels = pixels * std + mean

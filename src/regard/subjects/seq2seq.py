@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +75,23 @@ class Seq2SeqSubject:
         """For each example the tokens that were produced, the mark of the end included: what ``token`` counts."""
         _, _, said = self._read(inputs)
         return tuple(tuple(self._decode([token]) for token in tokens) for tokens in said)
+
+    def produce(
+        self, inputs: Any, generate: int | None, continuation: str | None
+    ) -> tuple[Batch, list[int], list[int]]:
+        """A text and what is made of it, generated greedily or given: the batch, the decoder's rows, the tokens."""
+        if not isinstance(inputs, str):
+            raise InputError(f"inputs={inputs!r}: pass one text to have what is made of it explained.")
+        if generate is not None and generate < 1:
+            raise OptionError(f"generate={generate!r}: at least one token must be generated.")
+        subject = replace(self, most=generate or self.most)
+        source, features, said = subject._read(inputs if continuation is None else (inputs, continuation))
+        return subject._batch(source, features, said), list(range(len(said[0]))), said[0]
+
+    def outputs(self, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """``(row, token)`` logits at some rows of a single example."""
+        logits: Tensor = self.model(**batch.inputs, use_cache=False).logits
+        return logits[0, list(rows)]
 
     def encode(self, inputs: Any) -> Batch:
         """Texts, whose output is generated here, or (source, produced) pairs; to tensors on the model's device.

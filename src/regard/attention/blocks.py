@@ -1,0 +1,152 @@
+"""The blocks around sites, and the states of the rows between them.
+
+The block of a site is the outermost call of a submodule during which it is the only site that runs: a transformer
+layer, or the half of one that holds one of two attentions. What goes in is the state before, what comes out the state
+after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from regard.attention.replay import Call, Running, shadowed
+from regard.attention.running import run, undisturbed
+from regard.attention.sites import Site
+from regard.attention.sources import Fused, Given
+from regard.attention.tape import Record, Tape, attend
+from regard.attention.tracing import Trace
+from regard.errors import NotServed
+from regard.types import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One call that holds one site.
+
+    Args:
+        call: which call it is.
+        again: does it again, with the arguments it had.
+        before: ``(example, row, channel)``: the state of the rows that went in.
+        after: the same of what came out.
+    """
+
+    call: Call
+    again: Running
+    before: Tensor
+    after: Tensor
+
+
+def find_blocks(
+    trace: Trace, batch: Batch | None = None, *, leaf: Call | None = None
+) -> tuple[dict[int, Block], Tensor | None]:
+    """The block of each site, in one forward pass; sites around which there is none are not there.
+
+    Args:
+        trace: of the same model.
+        batch: what to run; None: what was traced.
+        leaf: the call whose input is made a leaf of the graph, which is kept from there on; it is returned, too.
+    """
+    batch = batch or trace.batch
+    found: dict[int, Block] = {}
+    leaves: list[Tensor] = []
+    tape = Tape(trace.subject.model, batch)
+
+    def called(call: Call, forward: Running) -> Any:
+        before = tape.count
+        if call == leaf:
+            torch.set_grad_enabled(True)  # `run` restores it
+            forward, start = _with_leaf(forward)
+            leaves.append(start)
+        output = forward()
+        if tape.count == before + 1:
+            shape = (len(batch), trace.sites[before].shape[2])
+            went_in, came_out = (_state(given, shape) for given in ((forward.args, forward.keywords), output))
+            if went_in is not None and came_out is not None:
+                found[before] = Block(call, forward, went_in, came_out)  # outer calls end later, and stay
+        return output
+
+    with undisturbed(trace.subject.model), shadowed(trace.subject.model, called):
+        run(trace.subject, batch, tape, gradients=False)
+    return found, leaves[0] if leaves else None
+
+
+def block_of(trace: Trace, blocks: dict[int, Block], site: Site) -> Block:
+    """The block of a site, if it can be run again by itself and holds the residual connection around the site."""
+    block = blocks.get(site.index)
+    if block is None:
+        raise NotServed(f"no submodule holds site {site.index} ({site.name}) together with its residual connection.")
+    same = _run_again(trace, block, _Changed(trace, site, "nothing"))
+    silent = _run_again(trace, block, _Changed(trace, site, "all"))
+    if not torch.allclose(same, block.after, rtol=1e-4, atol=1e-5 * float(block.after.abs().max())):
+        raise NotServed(f"the block of site {site.index} ({site.name}) gives something else when it is run again.")
+    rows = silent[site.real] if silent.shape[:2] == site.real.shape else silent.flatten(0, 1)
+    if len(rows) > 1 and torch.allclose(rows, rows[:1].expand_as(rows), atol=1e-6):  # nothing is left but a bias
+        raise NotServed(f"the residual connection around site {site.index} ({site.name}) is in no submodule.")
+    return block
+
+
+def without_value(trace: Trace, block: Block, site: Site, key: int) -> Tensor:
+    """``(example, row, channel)``: the state after a block in which one key's value is zero for all rows and heads."""
+    return _run_again(trace, block, _Changed(trace, site, key))
+
+
+class _Changed(Tape):
+    """Runs one block with a key's value, or all that the site hands on, set to zero."""
+
+    def __init__(self, trace: Trace, site: Site, change: int | Literal["nothing", "all"]) -> None:
+        super().__init__(trace.subject.model, trace.batch)
+        self.count, self.site, self.change = site.index, site.index, change
+
+    def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
+        """The site's result without the value of a key."""
+        if self.change == "nothing" or self.count - 1 != self.site:
+            return result
+        if isinstance(self.change, str):
+            return torch.zeros_like(result)
+        values = source.values.clone()
+        values[..., self.change, :] = 0
+        if isinstance(source, Fused):
+            grouped = source.q.shape[-3:-2] != source.k.shape[-3:-2]
+            return attend(source.q, source.k, values, source.mask, dropout, source.causal, source.scale, grouped)[0]
+        edited = result.clone()
+        view = record.arrange_out(edited)
+        if view.untyped_storage().data_ptr() != edited.untyped_storage().data_ptr():
+            raise NotServed(f"the result of site {self.site} ({record.name}) is laid out so that it cannot be edited.")
+        view.copy_(source.weights.to(values.dtype) @ values)
+        return edited
+
+
+def _run_again(trace: Trace, block: Block, tape: Tape) -> Tensor:
+    with torch.no_grad(), undisturbed(trace.subject.model), tape:
+        output = block.again()
+    state = _state(output, block.after.shape)
+    assert state is not None
+    return state
+
+
+def _with_leaf(forward: Running) -> tuple[Running, Tensor]:
+    """The same call, its first tensor of rows being the leaf of a graph."""
+    flat, tree = pytree.tree_flatten((forward.args, forward.keywords))
+    place = next(
+        i for i, one in enumerate(flat) if isinstance(one, Tensor) and one.is_floating_point() and one.dim() == 3
+    )
+    flat[place] = flat[place].detach().requires_grad_()
+    args, keywords = pytree.tree_unflatten(flat, tree)
+    return Running(forward.func, *args, **keywords), flat[place]
+
+
+def _state(given: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """The first tensor ``(example, row, channel)``, or with rows first, in what a call was given or returned."""
+    examples, rows = shape[:2]
+    for one in pytree.tree_leaves(given):
+        if isinstance(one, Tensor) and one.is_floating_point() and one.dim() == 3:
+            if one.shape[:2] == (examples, rows):
+                return one
+            if one.shape[:2] == (rows, examples):
+                return one.transpose(0, 1)
+    return None

@@ -1,0 +1,189 @@
+"""From one matrix for each site to numbers on the input: the steps that methods share.
+
+A site's matrix has queries as rows and keys as columns. Numbers travel from the readout down: r·M_L · … · M_1, as
+vector × matrix, so that no matrix is formed. In models with two sequences they travel over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.attention.sites import Site, Weigh
+from regard.attention.tracing import Trace
+from regard.errors import NotServed, OptionError, choose
+from regard.memory import must_fit
+from regard.types import Batch, Features, Scores, Source
+
+Strand = Literal["rows", "source", "pool"]
+Layers = Literal["last", "mean", "rollout"] | int
+# For each site what is put in place of its weights; None: the weights.
+WeighAt = Callable[[Site], Weigh | None]
+
+
+def ends(trace: Trace, site: Site) -> tuple[Strand, Strand]:
+    """The sequences that the queries and the keys of a site are rows of; "pool": the readout's own query."""
+    _, _, query, key = site.shape
+    source = None if trace.batch.source is None else trace.batch.source.real.shape[1]
+    keys: Strand = "source" if key == source else "rows"
+    if site.kind == "pool":
+        return "pool", keys
+    return (keys if site.rows is not None else "source" if query == source else "rows"), keys
+
+
+def read_sites(trace: Trace) -> list[Site]:
+    """The sites that have the rows of the readout among their queries."""
+    return [site for site in trace.sites if trace.reads(site) and site.kind != "samples"]
+
+
+def no_layers(trace: Trace) -> str | None:
+    """Why methods that look at single layers cannot be served, if they cannot."""
+    return None if read_sites(trace) else "no attention site has the rows that the prediction is read from as queries."
+
+
+def no_path(trace: Trace) -> str | None:
+    """Why numbers cannot travel from the readout to the input, if they cannot."""
+    lengths = trace.batch.lengths
+    for site in trace.sites:
+        _, _, query, key = site.shape
+        if site.kind == "samples":
+            return f"site {site.index} ({site.name}) looks at other examples, so relevance leaves the example."
+        if key not in lengths or (site.kind != "pool" and site.rows is None and query not in lengths):
+            return f"the queries of site {site.index} ({site.name}) are not rows of the input."
+    return no_layers(trace)
+
+
+def pass_through(
+    trace: Trace, pull: Callable[[Site, Tensor], Tensor], *, keep: float, take: float, sites: Sequence[Site]
+) -> Scores:
+    """r·Π(keep·I + take·M_l), from the last of the sites down to the first.
+
+    Cross-attention keeps its share on the queries' own sequence and takes the other to the keys'. The two sites of a
+    co-attention see the same state, so both pull before either is added.
+    """
+    single = trace.readout.shape == trace.batch.real.shape
+    flow: dict[Strand, Tensor] = {"rows" if single else "pool": trace.readout}
+    for layer in reversed(co_layers(trace, sites)):
+        before = dict(flow)
+        pulled = [
+            (ends(trace, site), pull(site, before[ends(trace, site)[0]]))
+            for site in layer
+            if ends(trace, site)[0] in before
+        ]
+        for (queries, _), _ in pulled:
+            flow[queries] = flow[queries] * keep
+        for (queries, keys), numbers in pulled:
+            flow[keys] = flow.get(keys, torch.zeros_like(numbers)) + numbers * (1.0 if queries == "pool" else take)
+    return Scores(flow.get("rows"), flow.get("source"))
+
+
+def co_layers(trace: Trace, sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites one by one, but for co-attention: cross sites of opposite directions, one after the other."""
+    layers: list[list[Site]] = []
+    for site in sites:
+        before = layers[-1] if layers else []
+        if site.kind == "cross" and len(before) == 1 and ends(trace, site) == ends(trace, before[0])[::-1]:
+            before.append(site)
+        else:
+            layers.append([site])
+    return layers
+
+
+def from_start(trace: Trace, start_layer: int) -> Sequence[Site]:
+    """The sites from one on; those before it are left out, on record."""
+    if not 0 <= start_layer < len(trace.sites):
+        raise OptionError(f"start_layer={start_layer} is not there: there are layers 0 to {len(trace.sites) - 1}.")
+    return tuple(trace.sites[start_layer:])
+
+
+def from_layers(
+    trace: Trace,
+    weigh_at: WeighAt,
+    *,
+    layers: Layers,
+    per_layer: bool = False,
+    per_head: bool = False,
+    matrix: bool = False,
+    together: bool = False,
+    keep: float = 0.5,
+) -> Scores:
+    """One matrix for each layer, to numbers: of the last layer, of one, their mean, or their product.
+
+    Args:
+        trace: what was traced.
+        weigh_at: what is put in place of the weights of a site.
+        layers: "last"; the number of a site; "mean" over sites; "rollout": r·Π(keep·I + (1 − keep)·M).
+        per_layer: all layers, apart.
+        per_head: all heads, apart.
+        matrix: for every query, not only for the readout.
+        together: ``weigh`` needs all heads at once.
+        keep: how much a rollout keeps where it is; 0 if the residual is in M already.
+    """
+    if not isinstance(layers, int):
+        choose("layers", layers, ("last", "mean", "rollout"))
+
+    def numbers(site: Site) -> Tensor:
+        if matrix:
+            return site.matrix(per_head=per_head, weigh=weigh_at(site), together=together)
+        return site.pull(trace.readout, per_head=per_head, weigh=weigh_at(site), together=together)
+
+    if layers == "rollout" and not per_layer:
+        if per_head:
+            raise OptionError("per_head=True: a rollout multiplies the mean over heads. Use layers='last' or 'mean'.")
+        return rolled(trace, weigh_at, trace.sites, keep=keep, take=1 - keep, matrix=matrix, together=together)
+    sites = read_sites(trace)
+    if isinstance(layers, int) and not per_layer:
+        sites = [site_at(trace, layers)]
+    elif layers == "last" and not per_layer:
+        sites = sites[-1:]
+    parts: dict[Strand, list[Tensor]] = {}
+    for site in sites:
+        parts.setdefault(ends(trace, site)[1], []).append(numbers(site))
+    found = {part: torch.stack(some, 1) if per_layer else torch.stack(some).mean(0) for part, some in parts.items()}
+    axes = ("layer",) * per_layer + ("head",) * per_head + ("query",) * matrix
+    return Scores(found.get("rows"), found.get("source"), axes)
+
+
+def on_tokens(trace: Trace, numbers: Callable[[Features], list[float]]) -> Scores:
+    """Numbers that follow from what a person sees, for the tokens of both sequences; padding has 0."""
+
+    def spread(sequence: Batch | Source) -> Tensor:
+        result = torch.zeros(sequence.real.shape, device=sequence.real.device)
+        for example, features in enumerate(sequence.features):
+            result[example, list(features.rows)] = torch.tensor(numbers(features), device=result.device)
+        return result
+
+    source = trace.batch.source
+    return Scores(spread(trace.batch), None if source is None else spread(source))
+
+
+def site_at(trace: Trace, layer: int) -> Site:
+    """The site of that number, if the readout is among its queries."""
+    site: Site = trace.sites[layer]
+    if not trace.reads(site):
+        there = ", ".join(str(other.index) for other in read_sites(trace))
+        raise NotServed(
+            f"layer {layer} ({site.name}) does not have the readout among its queries. Those have: {there}."
+        )
+    return site
+
+
+def rolled(
+    trace: Trace, weigh_at: WeighAt, sites: Sequence[Site], *, keep: float, take: float, matrix: bool, together: bool
+) -> Scores:
+    """Π(keep·I + take·M_l), or the readout's row of it."""
+    if not matrix:
+        return pass_through(
+            trace, lambda site, r: site.pull(r, weigh=weigh_at(site), together=together), keep=keep, take=take,
+            sites=sites,
+        )  # fmt: skip
+    if trace.batch.source is not None or any(site.kind == "pool" or site.rows is not None for site in sites):
+        raise NotServed("matrix=True: a product of matrices needs sites whose queries and keys are the same rows.")
+    must_fit("a matrix of rows by rows", (*trace.real.shape, trace.real.shape[1]))
+    product = torch.diag_embed(trace.real.to(trace.readout.dtype))  # example query key
+    for site in sites:
+        product = keep * product + take * (site.matrix(weigh=weigh_at(site), together=together).to(product) @ product)
+    return Scores(product, None, ("query",))

@@ -1,0 +1,115 @@
+"""A folder becomes a list: methods are discovered, those of other packages by entry points."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+from regard import methods
+from regard.attention import Trace
+from regard.errors import NotServed, OptionError
+from regard.types import Of, Scores
+
+GROUP = "regard.methods"  # of entry points: name = "package.module"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way from a trace to numbers. What its file declares is described in `regard.methods`."""
+
+    name: str
+    family: str
+    needs: tuple[str, ...]
+    cite: str
+    formula: str
+    passes: str
+    of: Of
+    function: Callable[..., Scores]
+    cannot: Callable[[Trace], str | None]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its options and their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+    def chosen(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, with those that were given; unknown ones are refused with the nearest name."""
+        known = self.options
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                listed = ", ".join(f"{key}={value!r}" for key, value in known.items()) or "none"
+                raise OptionError(f"{name}={given[name]!r}: {self.name} has no such option.{hint} It has {listed}.")
+        return {**known, **given}
+
+    def __call__(self, trace: Trace, **options: Any) -> Scores:
+        """The numbers, or `NotServed` with the methods that this trace can serve."""
+        try:
+            reason = self.cannot(trace)
+            if reason is None:
+                return self.function(trace, **options)
+        except NotServed as problem:
+            reason = str(problem)
+        raise NotServed(f"{self.name}: {reason} {those_that_can(trace)}") from None
+
+
+def those_that_can(trace: Trace) -> str:
+    """A sentence that lists the attention methods which a trace can serve."""
+    able = [one.name for one in found().values() if one.family == "attention" and one.cannot(trace) is None]
+    return f"Methods that can: {', '.join(able) or 'none'}."
+
+
+@lru_cache
+def found() -> dict[str, Method]:
+    """All methods by name."""
+    inside = [f"{methods.__name__}.{entry.name}" for entry in pkgutil.iter_modules(methods.__path__)]
+    outside = [entry.value for entry in entry_points(group=GROUP)]
+    return {one.name: one for one in (_read(importlib.import_module(name)) for name in [*inside, *outside])}
+
+
+def method_named(name: str) -> Method:
+    """The method of that name."""
+    known = found()
+    if name not in known:
+        near = get_close_matches(str(name), known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise OptionError(f"method={name!r} is not known.{hint} There are {', '.join(known)}.")
+    return known[name]
+
+
+def list_methods() -> pd.DataFrame:
+    """A row for each method: name, family, formula, what it needs, what it costs in passes, and its paper.
+
+    Example:
+        >>> import regard
+        >>> "rollout" in set(regard.list_methods()["name"])
+        True
+    """
+    rows = [
+        {
+            "name": one.name, "family": one.family, "formula": one.formula, "needs": ", ".join(one.needs),
+            "passes": one.passes, "paper": one.cite, "options": ", ".join(one.options),
+        }
+        for one in found().values()
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _read(module: ModuleType) -> Method:
+    name = module.__name__.rsplit(".", 1)[-1]
+    return Method(
+        name, module.FAMILY, tuple(module.NEEDS), module.CITE, module.FORMULA, module.PASSES, module.OF,
+        getattr(module, name), getattr(module, "cannot", lambda trace: None),
+    )  # fmt: skip

@@ -1,0 +1,328 @@
+"""From a model and inputs to explanations: batches in, one record for each example out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from regard.attention.running import batch_of, out_of_memory, undisturbed
+from regard.attention.tracing import Trace, traced
+from regard.catalog import Method, found, method_named
+from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, RegardError, WrongTarget, choose
+from regard.explanation import Explanation
+from regard.progress import Counter
+from regard.types import Batch, Features, Of, Scores, Special, Subject, Targets, one_by_one
+
+log = logging.getLogger("regard")
+
+
+def explain(
+    subject: Subject,
+    inputs: Any,
+    *,
+    method: str,
+    target: Targets = None,
+    of: Of | None = None,
+    special: Special | None = None,
+    sink: Special = "keep",
+    batch_size: int = 32,
+    generate: int | None = None,
+    continuation: str | None = None,
+    **options: Any,
+) -> Any:
+    """Turn attention into an attribution: a number for each token.
+
+    Args:
+        subject: made by `regard.text`, `regard.causal`, `regard.image` and the like.
+        inputs: one input, or many: a list, a DataFrame with a column "text", a generator, tensors, an encoded batch.
+        method: a name from `regard.list_methods`.
+        target: what is explained: a class, label, token, pair or function of the output, or a list with one for each
+            example; None: what is predicted.
+        of: "logit", "probability" or "logprob" of the target; None: what the method's paper explains.
+        special: what words and pictures do with special tokens; None: what the subject says. Scores stay raw.
+        sink: the same for the first token of a decoder.
+        batch_size: how many inputs run together; fewer where they do not fit into memory.
+        generate: explain each of up to so many tokens that a language model goes on with.
+        continuation: explain each token of this text, which it is made to go on with.
+        options: of the method; unknown ones are refused.
+
+    Returns:
+        An `Explanation` for one input, a list of them for many, and for the tokens of a continuation.
+
+    Example:
+        >>> import regard
+        >>> subject = regard.pooled(regard.models.toys.decisive())
+        >>> why = regard.explain(subject, "so so good so", method="rollout")
+        >>> why.words().loc[2, "word"]
+        'good'
+    """
+    chosen = method_named(method)
+    wanted = chosen.chosen(options)
+    for name, policy in (("special", special), ("sink", sink)):
+        if policy is not None:
+            choose(name, policy, ("keep", "drop", "renormalise"))
+    job = _Job(subject, chosen, wanted, of or chosen.of, special or subject.special, sink)
+    if generate is not None or continuation is not None:
+        return _produced(job, inputs, generate, continuation, target)
+    single, total, batches = _batches(subject, inputs, batch_size)
+    explanations: list[Explanation] = []
+    with Counter(f"explaining by {method}", total) as counter:
+        for batch in batches:
+            explanations += _explained(job, batch, _targets_of(target, len(explanations), len(batch), total))
+            counter.advance(len(batch))
+    if not explanations:
+        raise EmptyInput("inputs holds no examples.")
+    if isinstance(target, list) and len(target) != len(explanations):
+        one_by_one(target, len(explanations))  # raises
+    return explanations[0] if single else explanations
+
+
+class _Job:
+    """What is asked of every batch."""
+
+    def __init__(
+        self, subject: Subject, method: Method, options: dict[str, Any], of: Of, special: Special, sink: Special
+    ) -> None:
+        self.subject, self.method, self.options, self.of = subject, method, options, of
+        self.special, self.sink = special, sink
+
+    def trace(
+        self, batch: Batch, target: Targets, *, subject: Subject | None = None, verified: str | None = None
+    ) -> Trace:
+        """What the method needs of these examples."""
+        needs = self.method.needs
+        try:
+            return traced(
+                subject or self.subject, batch, gradients="gradients" in needs, onward="values" in needs, target=target,
+                of=self.of, verified=verified,
+            )  # fmt: skip
+        except NoGradient as problem:
+            able = [one.name for one in found().values() if one.family == "attention" and "gradients" not in one.needs]
+            raise NoGradient(
+                f"{self.method.name}: {problem} Methods without gradients: {', '.join(able)}."
+            ) from problem
+
+
+def _explained(job: _Job, batch: Batch, target: Targets) -> list[Explanation]:
+    """The explanations of a batch; in halves, on record, where it does not fit into memory."""
+    try:
+        trace = job.trace(batch, target)
+        return _records(job, trace, job.method(trace, **job.options))
+    except Exception as problem:
+        if not out_of_memory(problem) or len(batch) == 1:
+            raise
+        size = len(batch) // 2
+    log.warning("a batch of %d does not fit into memory; going on with %d at a time", len(batch), size)
+    listed = one_by_one(target, len(batch)) if isinstance(target, list) else None
+    explanations = []
+    for part in (range(size), range(size, len(batch))):
+        some = target if listed is None else [listed[place] for place in part]
+        explanations += _explained(job, batch.pick(part), some)
+    return explanations
+
+
+def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -> list[Explanation]:
+    """One record for each example of a trace; ``upto``: what lies after that row of the input is left out."""
+    batch, score = trace.batch, trace.score
+    sequences = [(name, part, numbers) for name, part, numbers in (
+        ("source", batch.source, scores.source), ("produced" if batch.source else "input", batch, scores.rows),
+    ) if part is not None and numbers is not None]  # fmt: skip
+    arrays = [numbers.detach().numpy(force=True) for _, _, numbers in sequences]
+    facts = {name: fact.detach().numpy(force=True) for name, fact in scores.facts.items()}
+    chance = _probabilities(trace)
+    proved = [site.proof.error for site in trace.sites if "proof" in vars(site)]
+    check = {
+        "error": max(proved, default=None), "readout": trace.check.readout,
+        "left_fast_path": trace.check.left_fast_path,
+    }  # fmt: skip
+    pictures = _pictures(trace)
+    explanations = []
+    for example in range(len(batch)):
+        shown = [_until(part.features[example], upto if part is batch else None) for _, part, _ in sequences]
+        pieces = [array[example][..., list(some.rows)] for array, some in zip(arrays, shown, strict=True)]
+        queries = None
+        if "query" in scores.axes:
+            axis = scores.axes.index("query")
+            asked = batch.sequence_of(pieces[0].shape[axis])
+            lines = list(asked.features[example].rows) if asked else range(pieces[0].shape[axis])
+            queries = asked.features[example].tokens if asked else tuple(map(str, lines))
+            pieces = [np.take(piece, lines, axis) for piece in pieces]
+        numbers = np.concatenate(pieces, -1)
+        if not np.isfinite(numbers).all():
+            raise RegardError(
+                f"{job.method.name} gave NaN or Inf for example {example}. Please report it with the model's class."
+            )
+        explanations.append(Explanation(
+            scores=numbers,
+            axes=(*scores.axes, "token"),
+            features=_joined(shown),
+            parts={name: len(some.tokens) for (name, _, _), some in zip(sequences, shown, strict=True)},
+            queries=queries,
+            method=job.method.name,
+            options=job.options,
+            target=score.names[example] if score else "the output as a whole (no target)",
+            value=float(score.values[example]) if score else None,
+            probability=chance[example],
+            of=trace.of,
+            special=job.special,
+            sink=job.sink,
+            check=check,
+            facts={name: fact[example] for name, fact in facts.items()},
+            model=_model(trace.subject),
+            versions=_versions(),
+            seed=job.options.get("seed"),
+            picture=pictures[example],
+        ))  # fmt: skip
+    return explanations
+
+
+def _probabilities(trace: Trace) -> Sequence[float | None]:
+    """Of the class that is explained, where it is one and has one."""
+    score = trace.score
+    if score is None or None in score.index:
+        return [None] * len(trace.batch)
+    try:
+        return trace.subject.score(trace.output, list(score.index), "probability").values.tolist()
+    except WrongTarget:  # a regression
+        return [None] * len(trace.batch)
+
+
+def _pictures(trace: Trace) -> Sequence[Any]:
+    """Of subjects that look at some; otherwise None for each example."""
+    seen = getattr(trace.subject, "pictures_of", lambda batch: None)(trace.batch)
+    return [None] * len(trace.batch) if seen is None else seen
+
+
+def _until(features: Features, row: int | None) -> Features:
+    """The tokens up to a row, and their words."""
+    if row is None or not features.rows or features.rows[-1] <= row:
+        return features
+    count = sum(one <= row for one in features.rows)
+    tokens, word = features.tokens[:count], features.word[:count]
+    words = list(features.words[: max((one + 1 for one in word if one is not None), default=0)])
+    if words and len(words) - 1 in features.word[count:]:  # it ends in the middle of a word
+        words[-1] = "".join(token for token, one in zip(tokens, word, strict=True) if one == len(words) - 1).strip()
+    return Features(tokens, features.rows[:count], tuple(words), word)
+
+
+def _joined(several: Sequence[Features]) -> Features:
+    first, *rest = several
+    for other in rest:
+        first = first.followed_by(other)
+    return first
+
+
+def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None, Iterator[Batch]]:
+    """Whether there is a single input, how many there are (None: not known yet), and their batches."""
+    if isinstance(inputs, pd.DataFrame):
+        inputs = _column(inputs)
+    if isinstance(inputs, pd.Series):
+        inputs = inputs.tolist()
+    if isinstance(inputs, (list, Iterator)):
+        total = len(inputs) if isinstance(inputs, list) else None
+        return False, total, _encoded(subject, inputs, size)
+    batch = batch_of(subject, inputs)
+    parts = [inputs] if not isinstance(inputs, tuple) else list(inputs)
+    many = isinstance(inputs, (Batch, Mapping)) or any(isinstance(part, Tensor) for part in parts)
+    chunks = (batch.pick(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size))
+    return not many, len(batch), iter([batch]) if len(batch) <= size else chunks
+
+
+def _encoded(subject: Subject, inputs: Iterable[Any], size: int) -> Iterator[Batch]:
+    """Batches of so many inputs."""
+    if size < 1:
+        raise OptionError(f"batch_size={size!r} must be 1 or more.")
+    stream, done = iter(inputs), 0
+    while some := list(islice(stream, size)):
+        try:
+            yield batch_of(subject, some)
+        except InputError as problem:
+            raise type(problem)(_counted_from(done, str(problem))) from problem
+        done += len(some)
+
+
+def _counted_from(first: int, said: str) -> str:
+    """A message about inputs[…], which counts from the beginning of a batch, for one that begins there."""
+    return re.sub(r"inputs\[(\d+)\]", lambda hit: f"inputs[{int(hit[1]) + first}]", said)
+
+
+def _column(table: pd.DataFrame) -> pd.Series[Any]:
+    """The column that holds the texts."""
+    if "text" in table.columns:
+        return table["text"]
+    texts = [name for name in table.columns if len(table) and table[name].map(lambda cell: isinstance(cell, str)).all()]
+    if len(texts) != 1:
+        raise InputError(
+            f"inputs: a table with columns {list(table.columns)} has no column 'text', and {len(texts)} columns of "
+            "texts. Pass the one that you mean: frame['…']."
+        )
+    return table[texts[0]]
+
+
+def _targets_of(target: Targets, done: int, size: int, total: int | None) -> Targets:
+    """Those of one batch, where there is one for each example."""
+    if not isinstance(target, list):
+        return target
+    if total is not None:
+        one_by_one(target, total)  # raises if they are not as many
+    return target[done : done + size]
+
+
+def _produced(
+    job: _Job, inputs: Any, generate: int | None, continuation: str | None, target: Targets
+) -> list[Explanation]:
+    """One explanation for each token that a language model goes on with, over all that came before it."""
+    subject: Any = job.subject
+    if not hasattr(subject, "produce"):
+        raise NotServed(
+            f"generate={generate!r}, continuation={continuation!r}: this subject writes no text. Use regard.causal or "
+            "regard.seq2seq."
+        )
+    if target is not None:
+        raise WrongTarget(f"target={target!r}: each token of the continuation is the target. Leave target out.")
+    batch, rows, tokens = subject.produce(inputs, generate, continuation)
+    explanations: list[Explanation] = []
+    # one pass is all that methods need which neither differentiate nor run the model again
+    once = not {"gradients", "reruns"} & {*job.method.needs}
+    found = job.trace(batch, tokens[-1:], subject=subject.at(rows[-1]))
+    if once:
+        with torch.no_grad(), undisturbed(subject.model):
+            outputs = subject.outputs(batch, rows)
+    with Counter(f"explaining by {job.method.name}", len(rows)) as counter:
+        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if once:
+                output = outputs[place : place + 1]
+                score = subject.score(output, [token], job.of)
+                trace = replace(found.at(row), output=output, score=score, check=found.check)
+            else:
+                trace = job.trace(batch, [token], subject=subject.at(row), verified=found.check.readout)
+            explanations += _records(job, trace, job.method(trace, **job.options), upto=row)
+            counter.advance()
+    return explanations
+
+
+def _model(subject: Subject) -> dict[str, str]:
+    name = getattr(getattr(subject.model, "config", None), "_name_or_path", "")
+    return {"class": type(subject.model).__name__, "name": str(name)}
+
+
+@lru_cache
+def _versions() -> dict[str, str]:
+    known = {}
+    for package in ("regard", "torch", "transformers"):
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            known[package] = "unknown"
+    return known

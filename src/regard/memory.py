@@ -1,0 +1,28 @@
+"""What fits into memory, asked before it is tried."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard.errors import TooLarge
+
+
+def must_fit(what: str, shape: Sequence[int], *, item: int = 4) -> None:
+    """Refuse to form a tensor that would not fit into the memory that is free now, with what it would need."""
+    needed, free = math.prod(shape) * item, _free()
+    if needed > free:
+        raise TooLarge(
+            f"{what} needs {needed / 2**30:.1f} GiB ({' × '.join(map(str, shape))} numbers), but {free / 2**30:.1f} "
+            "GiB are free. Ask for the readout only (matrix=False), for a shorter input, or for fewer examples."
+        )
+
+
+def _free() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # not Linux: all there is
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
