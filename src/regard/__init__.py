@@ -9,10 +9,12 @@ from regard.diagnosis import diagnose
 from regard.explaining import explain
 from regard.explanation import Explanation, load_explanation
 from regard.methods.token_mixing import identifiability
+from regard.ranking import Patterns, patterns
 from regard.subjects import causal, image, module, pooled, seq2seq, text
 
 __version__ = version("regard")
 __all__ = [
-    "Explanation", "Trace", "causal", "diagnose", "draw", "edits", "errors", "explain", "identifiability", "image", "intervene",
-    "list_methods", "load_explanation", "models", "module", "pooled", "seq2seq", "text", "trace",
+    "Explanation", "Patterns", "Trace", "causal", "diagnose", "draw", "edits", "errors", "explain", "identifiability",
+    "image", "intervene", "list_methods", "load_explanation", "models", "module", "patterns", "pooled", "seq2seq",
+    "text", "trace",
 ]  # fmt: skip

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from markupsafe import Markup
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -47,6 +50,22 @@ Examples:
 * `regard doctor --model path/to/classifier`
 * `regard doctor --model SmolLM2.gguf --text "The capital of France is" --json`
 * `regard doctor --model path/to/vit --image cat.png`
+"""
+EXPLAIN_HELP = """Attribute a prediction to the words of a text, or the patches of a picture.
+
+Examples:
+
+* `regard explain --model path/to/classifier --text "a moving film" --method grad_rollout --target good`
+* `regard explain --model path/to/encoder --text "a moving film" --method norm --option layers=rollout --html why.html`
+* `regard explain --model SmolLM2.gguf --text "The capital of France is" --method grad_rollout --generate 5`
+* `regard explain --model path/to/classifier --texts reviews.txt --method rollout --json > explanations.jsonl`
+"""
+METHODS_HELP = """List the methods: what each computes, what it needs and costs, and where it was published.
+
+Examples:
+
+* `regard methods`
+* `regard methods --json`
 """
 STAND_IN = "The quick brown fox jumps over the lazy dog."
 
@@ -114,6 +133,137 @@ def _trace(
     )
     for entry in traced.ignored:
         shown.print(f"ignored {entry.name} {entry.shape}: {entry.reason}", style="dim", markup=False)
+
+
+@app.command("explain", help=EXPLAIN_HELP)
+def _explain(
+    model: MODEL,
+    method: Annotated[str, typer.Option(help="A name from `regard methods`.")],
+    text: Annotated[list[str] | None, typer.Option(help="A text to explain; may be given several times.")] = None,
+    texts: Annotated[Path | None, typer.Option(help="A file of texts, a line each; '-': standard input.")] = None,
+    image: Annotated[list[str] | None, typer.Option(help="A picture to explain; may be given several times.")] = None,
+    target: Annotated[str | None, typer.Option(help="A label, token or class number; else the predicted.")] = None,
+    similar_to: Annotated[
+        str | None, typer.Option(help="For plain encoders: explain the similarity to this text or picture.")
+    ] = None,
+    of: Annotated[str | None, typer.Option(help="'logit', 'probability' or 'logprob'; else the paper's.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the method, name=value; may be given several times.")
+    ] = None,
+    generate: Annotated[int | None, typer.Option(help="Explain each of so many tokens that follow.")] = None,
+    continuation: Annotated[str | None, typer.Option(help="Explain each token of this continuation.")] = None,
+    special: Annotated[str | None, typer.Option(help="Special tokens: 'keep', 'drop' or 'renormalise'.")] = None,
+    sink: Annotated[str, typer.Option(help="The first token of a decoder: 'keep', 'drop' or 'renormalise'.")] = "keep",
+    top: Annotated[int, typer.Option(min=1, help="How many words the table shows.")] = 10,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the pictures here.")] = None,
+    over_limit: Annotated[
+        str, typer.Option(help="A text over the model's limit is an 'error', 'truncate'd or 'allow'ed.")
+    ] = "error",
+    trust_remote_code: TRUST = False,
+    as_json: AS_JSON = False,
+) -> None:
+    if sum(given is not None for given in (text, texts, image)) != 1:
+        raise InputError("pass one of --text, --texts and --image: what is to be explained.")
+    chosen = regard.catalog.method_named(method)
+    options = chosen.chosen(dict(map(_option, option or ())))
+    subject: Any = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+    if texts is None:
+        chunks: Iterable[Any] = [_inputs(subject, model, text, image)[0]]
+    else:
+        chunks = _lines(texts)
+    wanted: Any = target
+    if target is None and similar_to is None and not subject.predicts and "gradients" in chosen.needs:
+        raise InputError(f"--method {method} explains a number, and {model} has no classes. Pass --similar-to TEXT.")
+    if similar_to is not None:
+        wanted = subject.similarity(similar_to)
+    elif target is not None and target.isdigit() and not hasattr(subject, "produce"):
+        wanted = int(target)
+    settings: dict[str, Any] = {"method": method, "target": wanted, "of": of, "special": special, "sink": sink,
+                                "generate": generate, "continuation": continuation}  # fmt: skip
+    found: list[regard.Explanation] = []
+    for chunk in chunks:
+        for inputs in chunk if generate is not None or continuation is not None else [chunk]:
+            whys = regard.explain(subject, inputs, **settings, **options)
+            for why in whys:
+                if as_json:
+                    sys.stdout.write(json.dumps(why.to_dict(), ensure_ascii=False) + "\n")
+                else:
+                    _show_explanation(why, top)
+            found += whys if html else []
+    if html:
+        _write_page(found, html)
+        told.print(f"written: {html}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _option(given: str) -> tuple[str, Any]:
+    """``name=value``; numbers, true, false and null are what they look like."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise InputError(f"--option {given!r} is not name=value, such as layers=rollout.")
+    try:
+        return name.replace("-", "_"), json.loads(value.lower() if value in ("True", "False") else value)
+    except ValueError:
+        return name.replace("-", "_"), value
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    """The texts of a file, some at a time."""
+    try:
+        with nullcontext(sys.stdin) if str(path) == "-" else path.open(encoding="utf-8") as file:
+            lines = (line.rstrip("\r\n") for line in file)
+            filled = (line for line in lines if line.strip())
+            while some := list(islice(filled, 32)):
+                yield some
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"--texts {path}: cannot be read: {problem}. It takes a text file in UTF-8.") from None
+
+
+def _show_explanation(why: regard.Explanation, top: int) -> None:
+    """A shaded line and a table of the words that count most; numbers by layer or head have a table only."""
+    shown.print(Text(why.caption, style="dim"))
+    if why.axes == ("token",):
+        table_of = why.words()
+        shown.print(regard.draw.shaded_terminal(table_of["word"].tolist(), table_of["score"].tolist()))
+    else:
+        table_of = why.frame()
+    ranked = table_of.reindex(table_of["score"].abs().sort_values(ascending=False, kind="stable").index).head(top)
+    columns = [name for name in ranked.columns if name not in ("special", "word" if "token" in ranked else "")]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("word", "token", "part") else "right")
+    for row in ranked[columns].itertuples(index=False):
+        table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
+    shown.print(table)
+    for name, fact in why.facts.items():
+        shown.print(Text(f"{name}: {np.array2string(np.asarray(fact), precision=4, threshold=20)}", style="dim"))
+
+
+def _write_page(found: list[regard.Explanation], path: Path) -> None:
+    if len(found) == 1:
+        found[0].to_html(path)
+        return
+    parts = [(f"{number}. {why.target}", Markup(""), why.plot()) for number, why in enumerate(found, 1)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(regard.draw.page(f"{len(found)} explanations", found[0].method, parts), encoding="utf-8")
+
+
+@app.command("methods", help=METHODS_HELP)
+def _methods(as_json: AS_JSON = False) -> None:
+    rows = regard.list_methods().to_dict(orient="records")
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        return
+    for family in dict.fromkeys(row["family"] for row in rows):
+        shown.print(f"{family} methods", style="bold", highlight=False)
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        for row in rows:
+            if row["family"] == family:
+                paper = f" · {row['paper']}" if row["paper"] else ""
+                about = Text(f"{row['passes']}{paper}", style="dim")
+                table.add_row(row["name"], Text.assemble(row["formula"], "\n", about))
+        shown.print(table)
+    shown.print("What each needs, and its options: regard methods --json", style="dim", highlight=False)
 
 
 @app.command("doctor", help=DOCTOR_HELP)

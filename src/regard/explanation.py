@@ -88,7 +88,8 @@ class Explanation:
             held = f" ({self.first_share:.0%} of all)" if self.axes == ("token",) else ""
             first = f"; first token{held}: {self.sink}"
         called = f"{self.method}({options})" if options else self.method
-        return f"{called} of {self.target}{sure}; special tokens: {self.special}{first}"
+        target = self.target if self.target == self.target.strip() else repr(self.target)
+        return f"{called} of {target}{sure}; special tokens: {self.special}{first}"
 
     @property
     def first_share(self) -> float:

@@ -159,9 +159,7 @@ def test_mean_pooling_averages_the_rows(tokenizer):
 
     found = regard.explain(subject, TEXTS, method="attention_gradient", layers=1, target=target)
     for why, text in zip(found, TEXTS, strict=True):
-        run = attend(
-            model, encoded(tokenizer, text), lambda output: output.last_hidden_state[0].mean(0) @ weights
-        )
+        run = attend(model, encoded(tokenizer, text), lambda output: output.last_hidden_state[0].mean(0) @ weights)
         assert_close(why.scores, run.products[1].mean(0).mean(0))
 
 
@@ -188,7 +186,9 @@ def test_an_encoder_decoder(tokenizer):
 
 
 def test_what_is_not_there_is_refused(subject):
-    with pytest.raises(errors.OptionError, match="layers='first' is not known. Choose one of 'last', 'mean', 'rollout'"):
+    with pytest.raises(
+        errors.OptionError, match="layers='first' is not known. Choose one of 'last', 'mean', 'rollout'"
+    ):
         regard.explain(subject, TEXTS[0], method="attention_gradient", layers="first")
     with pytest.raises(errors.NoSuchPart, match="site 3 is not there"):
         regard.explain(subject, TEXTS[0], method="attention_gradient", layers=3)

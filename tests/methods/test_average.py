@@ -41,7 +41,9 @@ def test_an_encoder_decoder_averages_each_kind_of_attention(tokenizer):
     for why, pair in zip(regard.explain(regard.seq2seq(model, tokenizer), pairs, method="average"), pairs, strict=True):
         run, kinds = produced(model, tokenizer, *pair)
         by_kind = {
-            wanted: mean_of_layers_and_heads([w for w, kind in zip(run.weights, kinds, strict=True) if kind == wanted], -1)
+            wanted: mean_of_layers_and_heads(
+                [w for w, kind in zip(run.weights, kinds, strict=True) if kind == wanted], -1
+            )
             for wanted in ("rows source", "rows rows")
         }
         assert_close(why.scores, torch.cat(list(by_kind.values())))

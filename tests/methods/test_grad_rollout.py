@@ -68,9 +68,7 @@ def test_bert(subject, model, tokenizer, target):
 
 @pytest.mark.parametrize("start", [1, 2])
 def test_a_start_layer(subject, model, tokenizer, start):
-    for why, text in zip(
-        regard.explain(subject, TEXTS, method="grad_rollout", start_layer=start), TEXTS, strict=True
-    ):
+    for why, text in zip(regard.explain(subject, TEXTS, method="grad_rollout", start_layer=start), TEXTS, strict=True):
         assert_close(why.scores, rule_6(rule_5(classified(model, tokenizer, text))[start:])[0])
 
 

@@ -175,5 +175,7 @@ def test_what_is_not_there_is_refused(subject, options, said):
 
 
 def test_a_layer_that_the_readout_does_not_ask_is_refused(tokenizer):
-    with pytest.raises(errors.NotServed, match="layer 0 .*does not have the readout among its queries.*Methods that can"):
+    with pytest.raises(
+        errors.NotServed, match="layer 0 .*does not have the readout among its queries.*Methods that can"
+    ):
         regard.explain(regard.seq2seq(t5(tokenizer), tokenizer), ("so", "it is"), method="raw", layer=0)

@@ -18,7 +18,7 @@ FAMILY = "attention"
 NEEDS = ("weights",)
 CITE = "abnar2020quantifying"
 FORMULA = "max-flow from the readout to each input, capacities αI + (1−α)Ā"
-PASSES = "1 forward, then one max-flow for each token"
+PASSES = "1 forward; one max-flow a token"
 OF = "logit"
 BYTES_PER_EDGE = 150  # of igraph while it solves, measured
 

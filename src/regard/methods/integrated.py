@@ -15,10 +15,10 @@ from regard.errors import NoGradient, OptionError, choose, whole_numbers
 from regard.types import Scores
 
 FAMILY = "attention"
-NEEDS = ("weights", "reruns")
+NEEDS = ("weights", "gradients", "reruns")
 CITE = "hao2021self"
 FORMULA = "Σ_h A^h ⊙ ∫₀¹ ∂F(αA)/∂A^h dα"
-PASSES = "2 forward, and for each layer asked for `steps` forward and backward passes through it and what follows"
+PASSES = "2 forward, 1 backward; a layer: `steps` forward, backward"
 OF = "probability"
 cannot = no_layers
 

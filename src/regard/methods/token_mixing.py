@@ -22,7 +22,7 @@ FAMILY = "attention"
 NEEDS = ("reruns",)
 CITE = "brunner2020identifiability"
 FORMULA = "‖∂e_q/∂x_i‖ / Σ_j ‖∂e_q/∂x_j‖"
-PASSES = "for each readout row as many backward passes as the state has channels, or `probes`"
+PASSES = "2 forward; a readout row: one backward a channel, or `probes`"
 OF = "logit"
 ROWS_AT_ONCE = 4096
 Recover = Literal["nearest", "linear", "mlp"]
@@ -77,6 +77,8 @@ def token_mixing(
                 copy = torch.arange(len(query))
                 for number, layer in enumerate(layers):
                     states = found[layer].after[copy, query]
+                    if not states.requires_grad:
+                        raise NotServed("the states cannot be differentiated by what goes into the first layer.")
                     scalar = (states * directions[one].to(states)).sum()
                     (gradient,) = torch.autograd.grad(scalar, [leaf], retain_graph=True)
                     sizes = gradient[: len(query)].float().square().sum(-1).cpu()  # copy input

@@ -18,7 +18,7 @@ FAMILY = "attention"
 NEEDS = ("weights", "reruns")
 CITE = "mohebbi2023quantifying"
 FORMULA = "1 − cos(e_q, e_q without v_k), rows divided by their sums"
-PASSES = "2 forward, and for each layer asked for as many runs of it as there are tokens"
+PASSES = "2 forward; a layer: one run of it a token"
 OF = "logit"
 cannot = no_layers
 
