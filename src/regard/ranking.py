@@ -30,8 +30,8 @@ class Patterns:
         """The patterns with the largest effects: layer, name of the site, head, effect, and what the readout looks at.
 
         ``effect`` is the gradient of the target by a factor on all that the head hands on: to first order, what the
-        target would lose without it. ``share`` is its part of all effects, by size. ``entropy`` and ``looks_at`` are those
-        of the readout's rows.
+        target would lose without it. ``share`` is its part of all effects, by size. ``entropy`` and ``looks_at`` (the
+        key that gets most, and its ``position``) are those of the readout's rows.
         """
         if top is not None and top < 1:
             raise OptionError(f"top={top!r} must be 1 or more, or None for all.")
@@ -43,14 +43,11 @@ class Patterns:
         table = pd.DataFrame(rows)
         sizes = table["effect"].abs()
         table["share"] = sizes / max(float(sizes.sum()), 1e-30)
-        table = table.loc[sizes.sort_values(ascending=False, kind="stable").index].head(
-            len(table) if top is None else top
-        )
+        table = table.loc[sizes.sort_values(ascending=False, kind="stable").index].head(top or len(table))
         looked = {layer: self._looks(self.trace.sites[layer]) for layer in table["layer"].unique()}
-        for column in ("entropy", "looks_at"):
-            table[column] = [
-                looked[layer][column][head] for layer, head in zip(table["layer"], table["head"], strict=True)
-            ]
+        chosen = list(zip(table["layer"], table["head"], strict=True))
+        for column in ("entropy", "looks_at", "position"):
+            table[column] = [looked[layer][column][head] for layer, head in chosen]
         return table.reset_index(drop=True)
 
     def plot(self) -> draw.Picture:
@@ -95,14 +92,17 @@ class Patterns:
     def _looks(self, site: Site) -> dict[str, list[Any]]:
         """For each head of a site the entropy of the readout's row, and the token that it gives most to."""
         if not self.trace.reads(site):
-            return {"entropy": [float("nan")] * site.heads, "looks_at": [""] * site.heads}
+            return {
+                "entropy": [float("nan")] * site.heads,
+                "looks_at": [""] * site.heads,
+                "position": [-1] * site.heads,
+            }
         sequence = self.trace.batch.sequence_of(site.shape[3])
-        names = (
-            {} if sequence is None else dict(zip(sequence.features[0].rows, sequence.features[0].tokens, strict=True))
-        )
-        places = site.pull(self.trace.readout, per_head=True)[0].argmax(-1)
+        named = () if sequence is None else zip(sequence.features[0].rows, sequence.features[0].tokens, strict=True)
+        names = dict(named)
+        places: list[int] = site.pull(self.trace.readout, per_head=True)[0].argmax(-1).tolist()
         entropy: list[float] = site.entropy(self.trace.readout)[0].tolist()
-        return {"entropy": entropy, "looks_at": [names.get(int(place), str(int(place))) for place in places]}
+        return {"entropy": entropy, "looks_at": [names.get(place, "") for place in places], "position": places}
 
 
 def patterns(subject: Subject, inputs: Any, *, target: Target = None, of: Of = "logit") -> Patterns:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from networkx.algorithms.flow import edmonds_karp
-from oracles import assert_close, bert, classified, continued, gpt2, llama, t5
+from oracles import assert_close, attend, bert, classified, continued, encoded, gpt2, llama, t5
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -107,9 +107,8 @@ def test_mean_pooling_feeds_each_row_its_share(tokenizer):
     model = bert(tokenizer, hf.BertModel, num_hidden_layers=2)
     subject = regard.text(model, tokenizer, readout="mean")
     for why, text in zip(regard.explain(subject, TEXTS, method="flow", alpha=0.3), TEXTS, strict=True):
-        twin = bert(tokenizer, hf.BertModel, num_hidden_layers=2)
-        twin.set_attn_implementation("eager")
-        layers = means([w[0] for w in twin(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions])
+        run = attend(model, encoded(tokenizer, text), lambda output: output.last_hidden_state.sum())
+        layers = means(run.weights)
         rows = len(layers[0])
         assert_close(why.scores, pooled_flows(layers, np.full(rows, 1 / rows), 0.3))
         assert why.scores.max() <= 1 + 1e-9, "no more reaches a token than leaves the source"
@@ -134,7 +133,7 @@ def test_a_pool_is_refused_and_those_that_are_named_can_do_it():
 
 
 def test_an_encoder_decoder_is_refused_and_those_that_are_named_can_do_it(tokenizer):
-    able = refusal(regard.seq2seq(t5(tokenizer), tokenizer), ("a moving film", "so it is"))
+    able = refusal(regard.seq2seq(t5(tokenizer).float(), tokenizer), ("a moving film", "so it is"))
     assert {"raw", "rollout", "grad_rollout"} <= {*able}
 
 
