@@ -345,6 +345,11 @@ def _show(model: str, named: str, found: Diagnosis) -> None:
         abilities.add_row(ability.name, mark, cost, ability.serves, ability.said if ability.works else "see below")
     shown.print(abilities)
     shown.print("  passes: the cost, in plain forward passes on these examples", style="dim", highlight=False)
+    refused = found.methods[~found.methods["works"].astype(bool)]
+    for row in refused.to_dict(orient="records"):
+        shown.print(Padding(Text.assemble((row["name"], "red"), f": {row['why']}"), (0, 0, 0, 2)))
+    names = ", ".join(found.methods.loc[found.methods["works"].astype(bool), "name"])
+    shown.print(Padding(Text(f"regard explain --method: {names or 'none'}"), (0, 0, 0, 2)))
     for line in found.advice:
         shown.print(Text("\n→ " + line))
 

@@ -17,6 +17,7 @@ from regard.attention import Ignored, Rerun, Site, Trace, edits, trace
 from regard.attention.reading import some_scalar
 from regard.attention.running import batch_of, undisturbed
 from regard.attention.sources import Given
+from regard.catalog import found as found_methods
 from regard.errors import RegardError
 from regard.types import Batch, Subject
 
@@ -55,6 +56,7 @@ class Diagnosis:
         error: the largest reconstruction error, max |A·V − output| / max |output|; None without sites.
         ignored: what looked like attention and was not taken for it, with reasons.
         abilities: what can be asked of it, and what each costs.
+        methods: a row for each attention method: whether it can be served, what it costs, or why it cannot.
         advice: what to change, or to keep in mind.
     """
 
@@ -66,6 +68,7 @@ class Diagnosis:
     error: float | None
     ignored: tuple[Ignored, ...]
     abilities: tuple[Ability, ...]
+    methods: pd.DataFrame
     advice: tuple[str, ...]
 
     @property
@@ -85,6 +88,7 @@ class Diagnosis:
             "sites": self.sites.to_dict(orient="records"),
             "ignored": [asdict(entry) for entry in self.ignored],
             "abilities": [asdict(ability) for ability in self.abilities],
+            "methods": self.methods.to_dict(orient="records"),
         }
 
 
@@ -108,12 +112,10 @@ def diagnose(subject: Subject, inputs: Any) -> Diagnosis:
             return subject.forward(batch)
 
     clock = _Clock(plain)
-    found: Trace | None = clock.ask(
-        "weights", "raw, average, rollout, flow, effective, norm-based", lambda: _weights(subject, batch)
-    )
+    found: Trace | None = clock.ask("weights", _named("weights"), lambda: _weights(subject, batch))
     if found is not None:
-        clock.ask("gradients", "gradient-weighted rollout, attention × gradient", lambda: _gradients(subject, batch))
-        clock.ask("edits", "integrated, value zeroing, erasure, uniform", lambda: _edited(subject, batch))
+        clock.ask("gradients", _named("gradients"), lambda: _gradients(subject, batch))
+        clock.ask("edits", _named("reruns"), lambda: _edited(subject, batch))
         clock.ask(
             f"{VARIANTS} variants", "permutation, adversarial search, leave-one-out", lambda: _variants(subject, batch)
         )
@@ -126,8 +128,30 @@ def diagnose(subject: Subject, inputs: Any) -> Diagnosis:
         error=None if found is None else found.check.error,
         ignored=found.ignored if found else (),
         abilities=tuple(clock.abilities),
+        methods=_methods(subject, batch, clock.abilities),
         advice=tuple(_advice(subject, found, clock.abilities)),
     )
+
+
+def _named(need: str) -> str:
+    """The attention methods that need this, and of what comes after it nothing."""
+    order = ("weights", "gradients", "reruns")
+    after = {*order[order.index(need) + 1 :]}
+    some = [one for one in found_methods().values() if one.family == "attention"]
+    return ", ".join(one.name for one in some if (need in one.needs or need == "weights") and not after & {*one.needs})
+
+
+def _methods(subject: Subject, batch: Batch, abilities: list[Ability]) -> pd.DataFrame:
+    """Which methods can be served; each says so itself, if what it needs is there."""
+    failed = {"reruns" if ability.name == "edits" else ability.name for ability in abilities if not ability.works}
+    traced = None if "weights" in failed else trace(subject, batch, onward=True)
+    rows = []
+    for one in found_methods().values():
+        if one.family == "attention":
+            missing = [need for need in ("weights", *one.needs) if need in failed]
+            why = f"needs {missing[0]}" if missing or traced is None else one.cannot(traced)
+            rows.append({"name": one.name, "works": why is None, "passes": one.passes, "why": why or ""})
+    return pd.DataFrame(rows)
 
 
 class _Clock:

@@ -163,14 +163,15 @@ def test_mean_pooling_averages_the_rows(tokenizer):
         assert_close(why.scores, run.products[1].mean(0).mean(0))
 
 
-def test_a_pool(_text="so good the awful so"):
+def test_a_pool():
     """ŷ = 1.25 · Σ α_t polarity_t, so α ⊙ ∂ŷ/∂α = 1.25 · α_t polarity_t, with the sign of the class explained."""
+    text = "so good the awful so"
     model = regard.models.toys.decisive().double()
     subject = regard.pooled(model)
-    ids = [model.vocabulary[word] for word in _text.split()]
+    ids = [model.vocabulary[word] for word in text.split()]
     alpha = model.scores.weight[ids, 0].softmax(0)
     for label, sign in (("negative", -1), ("positive", 1)):
-        why = regard.explain(subject, _text, method="attention_gradient", target=label)
+        why = regard.explain(subject, text, method="attention_gradient", target=label)
         assert_close(why.scores, sign * alpha * model.values.weight[ids, 0] * model.readout.weight[0, 0])
 
 

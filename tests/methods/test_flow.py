@@ -111,7 +111,7 @@ def test_mean_pooling_feeds_each_row_its_share(tokenizer):
         layers = means(run.weights)
         rows = len(layers[0])
         assert_close(why.scores, pooled_flows(layers, np.full(rows, 1 / rows), 0.3))
-        assert why.scores.max() <= 1 + 1e-9, "no more reaches a token than leaves the source"
+        assert why.scores.max() <= 1 + 1e-6, "no more reaches a token than leaves the source"
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

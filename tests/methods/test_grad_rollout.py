@@ -320,7 +320,7 @@ def test_lxmert(two_streams):
 
 def test_the_order_of_co_attention_matters(two_streams, monkeypatch):
     """If additions were applied one by one, the answer would be another: the test above can tell."""
-    model, subject, inputs = two_streams
+    model, _, inputs = two_streams
     alone = {name: tensor[:1] for name, tensor in inputs.items()}
     found = weights_by_module(model, alone, contrast)
     together = lxmert_rules(found, model).R["text", "picture"][0]

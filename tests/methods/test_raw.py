@@ -117,9 +117,10 @@ def additive(model, text):
     return torch.nn.functional.pad((inside / inside.sum(0)).T, (1, 1))
 
 
-def test_a_pooled_lstm(_texts=("a b c d", "e", "g f e d c b a")):
+def test_a_pooled_lstm():
+    texts = ["a b c d", "e", "g f e d c b a"]
     model, subject = pooled_lstm()
-    for why, text in zip(regard.explain(subject, list(_texts), method="raw"), _texts, strict=True):
+    for why, text in zip(regard.explain(subject, texts, method="raw"), texts, strict=True):
         (expected,) = additive(model, text)
         assert_close(why.scores, expected)
         assert why.scores[0] == why.scores[-1] == 0

@@ -145,7 +145,7 @@ def test_what_a_sink_logit_took_is_not_given_back(tokenizer):
     assert why.scores.sum() < 0.9
 
 
-def test_mean_pooling_averages_the_rows(tokenizer):
+def test_mean_pooling_averages_therows(tokenizer):
     model = bert(tokenizer, hf.BertModel)
     subject = regard.text(model, tokenizer, readout="mean")
     for why, text in zip(regard.explain(subject, TEXTS, method="rollout"), TEXTS, strict=True):
@@ -179,8 +179,8 @@ def test_an_encoder_decoder_is_a_product_of_blocks(tokenizer, options):
         product = torch.eye(rows + source, dtype=torch.float64)
         for weights, kind in list(zip(run.weights, kinds, strict=True))[options.get("start_layer", 0) :]:
             product = on_both(weights, kind, rows, source, options.get("alpha", 0.5)) @ product
-        by_rows, by_source = product[rows - 1].split([rows, source])
-        assert_close(why.scores, torch.cat([by_source, by_rows]))
+        byrows, by_source = product[rows - 1].split([rows, source])
+        assert_close(why.scores, torch.cat([by_source, byrows]))
         assert why.scores.sum() == pytest.approx(1), "every block is row-stochastic, so nothing is lost"
 
 
@@ -212,17 +212,18 @@ class Pooled(nn.Module):
         return found, self.scores(x)[0, :, 0].softmax(0).detach()
 
 
-def test_a_pool_on_top_of_layers_takes_all(_rows=6):
+def test_a_pool_on_top_of_layers_takes_all():
+    rows = 6
     torch.manual_seed(2)
     model = Pooled().double().eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data *= 3
     subject = regard.module(
-        model, lambda model, x, real: model(x, real), features=[f"row {i}" for i in range(_rows)], readout="pool",
+        model, lambda model, x, real: model(x, real), features=[f"row {i}" for i in range(rows)], readout="pool",
         padding=lambda x, real: real,
     )  # fmt: skip
-    x, real = torch.randn(3, _rows, 16).double(), torch.arange(_rows) < torch.tensor([[4], [6], [2]])
+    x, real = torch.randn(3, rows, 16).double(), torch.arange(rows) < torch.tensor([[4], [6], [2]])
     for options, product in (
         ({}, paper),
         ({"alpha": 0.8}, partial(mixed, alpha=0.8)),
@@ -255,6 +256,19 @@ def test_a_pool_with_as_many_attentions_as_words(words):
     for label in range(3):
         raw, rolled = (regard.explain(subject, text, method=method, target=label) for method in ("raw", "rollout"))
         assert_close(rolled.scores, raw.scores)
+
+
+@pytest.mark.parametrize("method", ["rollout", "grad_rollout"])
+def test_a_pool_asked_by_a_query_over_a_single_word(method):
+    """One word alone, and beside a longer text: attention over it is the same pool in both."""
+    vocabulary = {"<pad>": 0, "<unk>": 1, "a": 2, "b": 3, "c": 4}
+    torch.manual_seed(3)
+    model = regard.models.AttentionClassifier(words=5, embedding=12, hidden=8, task="pair", attention="dot", classes=3)
+    subject = regard.pooled(model.double().eval(), vocabulary)
+    options = {"residual": "add"} if method == "rollout" else {}
+    alone = regard.explain(subject, ("a", "b c"), method=method, **options)
+    beside, _ = regard.explain(subject, [("a", "b c"), ("a b c", "b")], method=method, **options)
+    assert alone.scores.tolist() == pytest.approx(beside.scores.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize(

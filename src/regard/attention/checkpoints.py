@@ -3,20 +3,29 @@
 ``backward()`` runs without any mode, so the recomputation of an edited model would be that of the unedited one:
 silently wrong gradients. torch offers no door for this from outside, so the checkpoints that are open above a site, in
 the Python frames, are told to recompute inside a context.
+
+Long inputs are traced with checkpoints of our own: only gradients at the sites are asked for, so nothing inside a block
+needs to be kept.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
 import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
+# Two threads that shadow the same modules would restore each other's shadows.
+one_at_a_time = threading.RLock()
 REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 
@@ -53,3 +62,52 @@ def _inside(context: Callable[[set[int]], AbstractContextManager[Any]], function
 
     recompute.sites = sites  # type: ignore[attr-defined]
     return recompute
+
+
+@contextmanager
+def checkpointed(model: nn.Module) -> Iterator[None]:
+    """Of each block of the model keep only what goes in; what lies inside is computed again in the backward pass.
+
+    Blocks are the entries of the outermost lists of modules; their `forward` is shadowed on the instance, as in replay.
+    """
+    started = False
+
+    def shadow(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            nonlocal started
+            flat, tree = pytree.tree_flatten((args, kwargs))
+            if not started and not any(isinstance(one, Tensor) and one.requires_grad for one in flat):
+                # the recomputation sees no tape, so it cannot be the tape that makes a leaf inside
+                flat = [one.detach().requires_grad_() if _is_state(one) else one for one in flat]
+                args, kwargs = pytree.tree_unflatten(flat, tree)
+            started = True
+            return torch.utils.checkpoint.checkpoint(
+                forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+            )
+
+        return instead
+
+    with one_at_a_time:
+        before = [(block, block.__dict__.get("forward")) for block in blocks_of(model)]
+        try:
+            for block, _ in before:
+                block.__dict__["forward"] = shadow(block.forward)
+            yield
+        finally:
+            for block, own in before:
+                if own is None:
+                    del block.__dict__["forward"]
+                else:
+                    block.__dict__["forward"] = own
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The entries of the outermost lists of at least two modules."""
+    if isinstance(model, nn.ModuleList) and len(model) > 1:
+        return [block for block in model if not isinstance(block, (nn.ModuleDict, torch.jit.ScriptModule))]
+    return [block for child in model.children() for block in blocks_of(child)]
+
+
+def _is_state(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.is_floating_point() and given.dim() == 3

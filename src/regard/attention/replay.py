@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regard.attention.checkpoints import open_checkpoints
+from regard.attention.checkpoints import one_at_a_time, open_checkpoints
 from regard.attention.tape import Tape
 
 # A call: for each module that is running, from the outermost on, which it is and how many times its caller has
@@ -24,8 +24,6 @@ from regard.attention.tape import Tape
 Call = tuple[tuple[int, int], ...]
 Running = functools.partial[Any]  # what the call would do, with its arguments
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
-# Two threads that shadow the same modules would restore each other's shadows.
-one_at_a_time = threading.RLock()
 
 
 class CannotReplay(Exception):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import reprlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from regard.attention.checkpoints import checkpointed
 from regard.attention.onward import OnwardTape
 from regard.attention.tape import Tape
 from regard.errors import NoAttentionFound, NoGradient, OpaqueKernel, SubjectError, non_finite
 from regard.types import Batch, Subject
 
+# Gradients of longer batches keep only the inputs of blocks, at the price of one more forward pass.
+ROWS_KEPT = 2048
 _lock = threading.Lock()
 # how many blocks a model is in, and the modes of its modules before the first of them
 _evaluated: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = WeakKeyDictionary()
@@ -37,7 +40,9 @@ def record(
 ) -> tuple[Tape, Tensor]:
     """One forward pass under a tape. The caller keeps the model `undisturbed`."""
     tape = (OnwardTape if onward else Tape)(subject.model, batch, keep_outputs=gradients, leaf=leaf)
-    output = run(subject, batch, tape, gradients=gradients)
+    long = gradients and len(batch) * max(batch.lengths) > ROWS_KEPT
+    with checkpointed(subject.model) if long else nullcontext():
+        output = run(subject, batch, tape, gradients=gradients)
     if not tape.records:
         raise _nothing_found(subject.model, tape)
     if not output.detach().isfinite().all():
