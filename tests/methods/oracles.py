@@ -22,6 +22,7 @@ SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
     "max_position_embeddings": 64, "initializer_range": 0.2,
 }  # fmt: skip
+ROWS, REGIONS = 9, 7
 STACKS = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8}
 
 
@@ -64,6 +65,19 @@ def t5(tokenizer: Any, **options: Any) -> Any:
     start = {"decoder_start_token_id": tokenizer.cls_token_id, "tie_word_embeddings": False}
     config = {**ids_of(tokenizer), **start, **STACKS, "initializer_factor": 2.0, **options}
     return seeded(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**config)))
+
+
+def lxmert() -> Any:
+    """Text and picture, which look at each other in three layers, both ways at once."""
+    model = seeded(lambda: hf.LxmertModel(hf.LxmertConfig(
+        vocab_size=50, hidden_size=32, num_attention_heads=4, intermediate_size=40, l_layers=2, r_layers=3, x_layers=3,
+        visual_feat_dim=12, initializer_range=0.2,
+    )))  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "query" in name:
+                parameter *= 4  # far from uniform
+    return model
 
 
 def ids_of(tokenizer: Any) -> dict[str, int]:
@@ -165,3 +179,37 @@ def kinds_of(output: Any) -> list[str]:
     return ["source source"] * len(output.encoder_attentions) + ["rows rows", "rows source"] * len(
         output.decoder_attentions
     )
+
+
+def stream_inputs() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {
+        "input_ids": torch.randint(3, 50, (3, ROWS)), "visual_feats": torch.randn(3, REGIONS, 12).double(),
+        "visual_pos": torch.rand(3, REGIONS, 4).double(),
+    }  # fmt: skip
+
+
+def contrast(embedding: Tensor) -> Tensor:
+    """A scalar of LXMERT's pooled output, which is read from the first token."""
+    return embedding @ torch.linspace(-1, 2, 32, dtype=embedding.dtype)
+
+
+def in_both_streams(model: Any, inputs: dict[str, Tensor]) -> dict[str, Run]:
+    """What each of LXMERT's attention modules hands on after its dropout (an identity here), by the module's name.
+
+    A module that runs twice looks from the text to the picture first, then back.
+    """
+    twin = copy.deepcopy(model)
+    kept: list[tuple[str, Tensor]] = []
+    for name, module in twin.named_modules():
+        if type(module).__name__ == "LxmertAttention":
+            name = name.removeprefix("encoder.")
+            module.dropout.register_forward_hook(lambda _, __, output, name=name: kept.append((name, output)))
+    output = twin(**inputs)
+    run = differentiated(output, [weights for _, weights in kept], contrast(output.pooled_output)[0])
+    found: dict[str, Run] = {}
+    for (name, _), weights, gradient in zip(kept, run.weights, run.gradients, strict=True):
+        one = found.setdefault(name, Run(output, [], []))
+        one.weights.append(weights)
+        one.gradients.append(gradient)
+    return found

@@ -93,7 +93,8 @@ def test_all_layers_heads_and_rows(case):
 def test_one_layer_their_mean_and_their_product(case):
     subject, row, _, expected = case
     found = {
-        layers: regard.explain(subject, TEXTS, method="effective", layers=layers) for layers in (0, 1, "mean", "rollout")
+        layers: regard.explain(subject, TEXTS, method="effective", layers=layers)
+        for layers in (0, 1, "mean", "rollout")
     }
     product = regard.explain(subject, TEXTS, method="effective", layers="rollout", matrix=True)
     for number, each in enumerate(expected):
@@ -223,7 +224,9 @@ def test_without_a_projection_t_is_v():
 
 def test_options_that_are_refused(case):
     subject, _, _, _ = case
-    with pytest.raises(errors.OptionError, match="layers='first' is not known. Choose one of 'last', 'mean', 'rollout'"):
+    with pytest.raises(
+        errors.OptionError, match="layers='first' is not known. Choose one of 'last', 'mean', 'rollout'"
+    ):
         regard.explain(subject, SHORT, method="effective", layers="first")
     with pytest.raises(errors.OptionError, match="per_head=True: a rollout multiplies the mean over heads"):
         regard.explain(subject, SHORT, method="effective", layers="rollout", per_head=True)

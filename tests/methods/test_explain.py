@@ -278,21 +278,9 @@ def test_a_plain_encoder_needs_a_target_where_a_scalar_is_differentiated(tokeniz
     assert all(-1 <= why.value <= 1 and why.probability is None for why in similar)
 
 
-def test_layers_that_are_not_as_many_in_both_sequences_are_refused_in_words():
-    """LXMERT: a token has four self-attentions and two attentions to the picture, so there is no table of layers."""
-    config = hf.LxmertConfig(
-        vocab_size=50, hidden_size=32, num_attention_heads=4, intermediate_size=40, l_layers=2, r_layers=2, x_layers=2,
-        visual_feat_dim=12,
-    )  # fmt: skip
-    subject = regard.module(
-        seeded(lambda: hf.LxmertModel(config)), lambda model, **inputs: model(**inputs).pooled_output,
-        features=[f"token {i}" for i in range(5)], source=[f"region {i}" for i in range(4)], readout="first",
-        output="embedding",
-    )  # fmt: skip
-    inputs = {
-        "input_ids": torch.randint(3, 50, (2, 5)), "visual_feats": torch.randn(2, 4, 12).double(),
-        "visual_pos": torch.rand(2, 4, 4).double(),
-    }  # fmt: skip
+def test_layers_that_are_not_as_many_in_both_sequences_are_refused_in_words(two_streams):
+    """LXMERT: a token has five self-attentions and three attentions to the picture, so there is no table of layers."""
+    _, subject, inputs = two_streams
     with pytest.raises(errors.InputError, match="per_layer"):
         regard.explain(subject, inputs, method="raw", per_layer=True)
 

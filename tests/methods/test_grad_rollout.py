@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 import transformers as hf
 from oracles import (
+    REGIONS,
+    ROWS,
     TEXTS,
     assert_close,
     attend,
@@ -16,9 +16,10 @@ from oracles import (
     both_stacks,
     classified,
     continued,
-    differentiated,
+    contrast,
     encoded,
     gpt2,
+    in_both_streams,
     kinds_of,
     llama,
     produced,
@@ -29,7 +30,7 @@ from oracles import (
 import regard
 from regard import errors
 
-ROWS, REGIONS, GRID, QUERIES = 9, 7, (4, 3), 5
+GRID, QUERIES = (4, 3), 5
 
 
 def rule_5(run):
@@ -241,37 +242,6 @@ def test_detr(query):
 # --- co-attention ---------------------------------------------------------------------------------------------------
 
 
-def lxmert():
-    model = seeded(lambda: hf.LxmertModel(hf.LxmertConfig(
-        vocab_size=50, hidden_size=32, num_attention_heads=4, intermediate_size=40, l_layers=2, r_layers=3, x_layers=3,
-        visual_feat_dim=12, initializer_range=0.2,
-    )))  # fmt: skip
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "query" in name:
-                parameter *= 4
-    return model
-
-
-def weights_by_module(model, inputs, scalar):
-    """What each attention module hands on after its dropout (an identity here), by the module's name."""
-    twin, kept = copy.deepcopy(model), {}
-    for name, module in twin.named_modules():
-        if type(module).__name__ == "LxmertAttention":
-
-            def keep(module, args, output, name=name):
-                kept.setdefault(name, []).append(output)
-
-            module.dropout.register_forward_hook(keep)
-    output = twin(**inputs)
-    flat = [(name, weights) for name, several in kept.items() for weights in several]
-    run = differentiated(output, [weights for _, weights in flat], scalar(output.pooled_output)[0])
-    found = {}
-    for (name, _), attention in zip(flat, rule_5(run), strict=True):
-        found.setdefault(name.removeprefix("encoder."), []).append(attention)
-    return found
-
-
 def lxmert_rules(found, model):
     """As the authors go through LXMERT: text, picture, then in each cross layer both directions, then both selves."""
     rules = Rules(text=ROWS, picture=REGIONS)
@@ -290,30 +260,16 @@ def lxmert_rules(found, model):
     return rules
 
 
-@pytest.fixture(scope="module")
-def two_streams():
-    model = lxmert()
-    torch.manual_seed(0)
-    inputs = {
-        "input_ids": torch.randint(3, 50, (3, ROWS)), "visual_feats": torch.randn(3, REGIONS, 12).double(),
-        "visual_pos": torch.rand(3, REGIONS, 4).double(),
-    }  # fmt: skip
-    subject = regard.module(
-        model, lambda model, **inputs: model(**inputs).pooled_output, features=[f"token {i}" for i in range(ROWS)],
-        source=[f"region {i}" for i in range(REGIONS)], readout="first", output="embedding",
-    )  # fmt: skip
-    return model, subject, inputs
-
-
-def contrast(embedding):
-    return embedding @ torch.linspace(-1, 2, 32, dtype=embedding.dtype)
+def positive_parts(model, inputs, example):
+    """Rule 5 of each attention module, by its name."""
+    alone = {name: tensor[example : example + 1] for name, tensor in inputs.items()}
+    return {name: rule_5(run) for name, run in in_both_streams(model, alone).items()}
 
 
 def test_lxmert(two_streams):
     model, subject, inputs = two_streams
     for example, why in enumerate(regard.explain(subject, inputs, method="grad_rollout", target=contrast)):
-        alone = {name: tensor[example : example + 1] for name, tensor in inputs.items()}
-        R = lxmert_rules(weights_by_module(model, alone, contrast), model).R
+        R = lxmert_rules(positive_parts(model, inputs, example), model).R
         assert_close(why.scores, torch.cat([R["text", "picture"][0], R["text", "text"][0]]))
         assert why.parts == {"source": REGIONS, "produced": ROWS}
 
@@ -321,8 +277,7 @@ def test_lxmert(two_streams):
 def test_the_order_of_co_attention_matters(two_streams, monkeypatch):
     """If additions were applied one by one, the answer would be another: the test above can tell."""
     model, _, inputs = two_streams
-    alone = {name: tensor[:1] for name, tensor in inputs.items()}
-    found = weights_by_module(model, alone, contrast)
+    found = positive_parts(model, inputs, 0)
     together = lxmert_rules(found, model).R["text", "picture"][0]
 
     def one_by_one(self, *sides):

@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers as hf
 from oracles import (
+    REGIONS,
+    ROWS,
     SMALL,
     TEXTS,
     assert_close,
@@ -18,6 +20,7 @@ from oracles import (
     encoded,
     gpt2,
     ids_of,
+    in_both_streams,
     llama,
     produced,
     seeded,
@@ -182,6 +185,33 @@ def test_an_encoder_decoder_is_a_product_of_blocks(tokenizer, options):
         byrows, by_source = product[rows - 1].split([rows, source])
         assert_close(why.scores, torch.cat([by_source, byrows]))
         assert why.scores.sum() == pytest.approx(1), "every block is row-stochastic, so nothing is lost"
+
+
+def test_both_directions_of_a_co_attention_are_one_block(two_streams):
+    """LXMERT: text and picture look at each other's state before the layer, so one matrix holds both directions."""
+    model, subject, inputs = two_streams
+    found = regard.explain(subject, inputs, method="rollout", alpha=0.4)
+    identity = torch.eye(ROWS + REGIONS, dtype=torch.float64)
+    for example, why in enumerate(found):
+        runs = in_both_streams(model, {name: tensor[example : example + 1] for name, tensor in inputs.items()})
+
+        def own(name, where, runs=runs):
+            return on_both(runs[name].weights[0], where, ROWS, REGIONS, 0.4)
+
+        blocks = [own(f"layer.{layer}.attention.self", "rows rows") for layer in range(2)]
+        blocks += [own(f"r_layers.{layer}.attention.self", "source source") for layer in range(3)]
+        for layer in range(3):
+            both = 0.4 * identity
+            to_picture, to_text = runs[f"x_layers.{layer}.visual_attention.att"].weights
+            both[:ROWS, ROWS:] = 0.6 * to_picture.mean(0)
+            both[ROWS:, :ROWS] = 0.6 * to_text.mean(0)
+            blocks += [both, own(f"x_layers.{layer}.lang_self_att.self", "rows rows")]
+            blocks += [own(f"x_layers.{layer}.visn_self_att.self", "source source")]
+        product = identity
+        for block in blocks:
+            product = block @ product
+        assert_close(why.scores, torch.cat([product[0, ROWS:], product[0, :ROWS]]))
+        assert why.scores.sum() == pytest.approx(1)
 
 
 # --- attention that pools -------------------------------------------------------------------------------------------
