@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from markupsafe import Markup
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -164,6 +163,8 @@ def _explain(
 ) -> None:
     if sum(given is not None for given in (text, texts, image)) != 1:
         raise InputError("pass one of --text, --texts and --image: what is to be explained.")
+    if html is not None and html.suffix != ".html":
+        raise InputError(f"--html {html} must end in .html.")
     chosen = regard.catalog.method_named(method)
     options = chosen.chosen(dict(map(_option, option or ())))
     subject: Any = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
@@ -242,7 +243,7 @@ def _write_page(found: list[regard.Explanation], path: Path) -> None:
     if len(found) == 1:
         found[0].to_html(path)
         return
-    parts = [(f"{number}. {why.target}", Markup(""), why.plot()) for number, why in enumerate(found, 1)]
+    parts = [(f"{number}. {why.target}", [why.plot()]) for number, why in enumerate(found, 1)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(regard.draw.page(f"{len(found)} explanations", found[0].method, parts), encoding="utf-8")
 

@@ -84,12 +84,13 @@ class Explanation:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items() if value is not False)
         sure = "" if self.probability is None else f" (probability {self.probability:.3f})"
         first = ""
-        if self.sink != "keep" or (self.axes == ("token",) and self.first_share > 0.5):
-            held = f" ({self.first_share:.0%} of all)" if self.axes == ("token",) else ""
+        held = f" ({self.first_share:.0%} of all)" if self.axes == ("token",) else ""
+        gone = self.features.special[0] and self.special != "keep"
+        if self.sink != "keep" or (held and self.first_share > 0.5 and not gone):
             first = f"; first token{held}: {self.sink}"
         called = f"{self.method}({options})" if options else self.method
         target = self.target if self.target == self.target.strip() else repr(self.target)
-        return f"{called} of {target}{sure}; special tokens: {self.special}{first}"
+        return f"{called} of {target}{sure}; special tokens: {self.special}{first}."
 
     @property
     def first_share(self) -> float:
@@ -266,7 +267,7 @@ class Explanation:
 
     @property
     def _title(self) -> str:
-        return f"{self.method}: why {self.target}?"
+        return f"{self.method} of {self.target}"
 
 
 def load_explanation(path: str | Path) -> Explanation:

@@ -207,10 +207,14 @@ def failing(above, error):
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
-def test_want_of_memory_in_the_model_splits_the_batch(subject, singles, monkeypatch, caplog, error):
+def test_want_of_memory_in_the_model_splits_the_batch(subject, monkeypatch, caplog, error):
+    targets = [2, 0, 1, 0, 2]
+    singles = [
+        regard.explain(subject, text, method="grad_rollout", target=target)
+        for text, target in zip(FIVE, targets, strict=True)
+    ]
     wrap, sizes = failing(2, error)
     monkeypatch.setattr(type(subject), "forward", wrap(type(subject).forward))
-    targets = [int(one.target[-1]) for one in singles]
     with caplog.at_level(logging.WARNING, "regard"):
         found = regard.explain(subject, FIVE, method="grad_rollout", target=targets)
     assert_these(found, singles)

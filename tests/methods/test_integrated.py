@@ -187,7 +187,9 @@ def test_facts(subject, oracles, expected):
         changes = np.array([oracle.change(layer) for layer in range(3)])
         assert_close(why.facts["change"], changes)
         errors_of = np.abs(all_of_it.sum((1, 2, 3)).numpy() - changes)
-        np.testing.assert_allclose(why.facts["completeness_error"], errors_of, rtol=0, atol=1e-6 * np.abs(changes).max())
+        np.testing.assert_allclose(
+            why.facts["completeness_error"], errors_of, rtol=0, atol=1e-6 * np.abs(changes).max()
+        )
     for why, all_of_it in zip(explained(subject, layers=1), oracles, strict=True):
         assert why.facts["change"].shape == why.facts["completeness_error"].shape == (1,)
         assert_close(why.facts["change"], [all_of_it.change(1)])
@@ -197,7 +199,9 @@ def test_facts(subject, oracles, expected):
 def test_the_sum_becomes_the_integral_as_steps_grow(subject, rule, order):
     """Twice the steps: half the error, or a quarter of it by the midpoint rule."""
     many = {
-        steps: np.array([why.facts["completeness_error"] for why in explained(subject, rule=rule, steps=steps, layers=1)])
+        steps: np.array(
+            [why.facts["completeness_error"] for why in explained(subject, rule=rule, steps=steps, layers=1)]
+        )
         for steps in (32, 64, 128)
     }
     for few, more in ((32, 64), (64, 128)):
@@ -219,7 +223,9 @@ def test_all_layers_and_rows_draw_the_tree(subject):
 
 
 def test_there_is_no_tree_without_layers(subject):
-    with pytest.raises(errors.OptionError, match="kind='tree': with axes .'query', 'token'. there are the pictures map"):
+    with pytest.raises(
+        errors.OptionError, match="kind='tree': with axes .'query', 'token'. there are the pictures map"
+    ):
         explained(subject, matrix=True)[0].plot("tree")
 
 

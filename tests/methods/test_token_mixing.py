@@ -26,7 +26,9 @@ def states_of(model, tokenizer, text):
     blocks = base.encoder.layer if hasattr(base, "encoder") else base.h if hasattr(base, "h") else base.layers
     inputs = encoded(tokenizer, text, return_token_type_ids=hasattr(base, "encoder"))
     kept = []
-    handle = blocks[0].register_forward_pre_hook(lambda _, args, kwargs: kept.append((args[0], kwargs)), with_kwargs=True)
+    handle = blocks[0].register_forward_pre_hook(
+        lambda _, args, kwargs: kept.append((args[0], kwargs)), with_kwargs=True
+    )
     with torch.no_grad():
         model(**inputs)
     handle.remove()
@@ -139,7 +141,11 @@ def test_without_probes_the_seed_changes_nothing(case):
 
 @pytest.mark.parametrize(
     ("probes", "said"),
-    [(0, "probes=0 must be 1 or more"), (-3, "probes=-3 must be 1 or more"), (1.5, "probes=1.5 must be a whole number")],
+    [
+        (0, "probes=0 must be 1 or more"),
+        (-3, "probes=-3 must be 1 or more"),
+        (1.5, "probes=1.5 must be a whole number"),
+    ],
 )
 def test_numbers_of_probes_that_are_refused(case, probes, said):
     with pytest.raises(errors.OptionError, match=said):
@@ -152,6 +158,28 @@ def test_what_has_no_one_sequence_is_refused(tokenizer):
     with pytest.raises(errors.NotServed, match="token_mixing: .*Methods that can: .*raw") as caught:
         regard.explain(regard.pooled(regard.models.toys.decisive()), "so good the", method="token_mixing")
     assert "token_mixing" not in str(caught.value).partition("Methods that can: ")[2]
+
+
+def test_states_without_their_residual_connection_are_refused():
+    """rtdl's FT-Transformer adds it in the loop over its blocks: no call has the state after a layer.
+
+    What its attention modules return is not that state, and gradients to what goes into them miss the residual stream.
+    """
+    from rtdl_revisiting_models import FTTransformer
+
+    torch.manual_seed(0)
+    model = FTTransformer(
+        n_cont_features=3, cat_cardinalities=[4] * 2, d_out=3, n_blocks=2, d_block=32, attention_n_heads=4,
+        attention_dropout=0.2, ffn_d_hidden_multiplier=1.5, ffn_dropout=0.1, residual_dropout=0.0,
+    ).eval()  # fmt: skip
+    subject = regard.module(
+        model, lambda model, numbers, categories: model(numbers, categories), features=["[CLS]", *"abcde"],
+        readout="first",
+    )  # fmt: skip
+    inputs = (torch.randn(3, 3), torch.randint(0, 4, (3, 2)))
+    for options in ({}, {"per_layer": True}, {"matrix": True}):
+        with pytest.raises(errors.NotServed, match="^token_mixing: .*residual connection"):
+            regard.explain(subject, inputs, method="token_mixing", **options)
 
 
 # --- identifiability ------------------------------------------------------------------------------------------------
@@ -200,7 +228,9 @@ def test_a_model_that_does_not_mix_keeps_every_token(tokenizer):
 def test_the_rate_drops_where_tokens_are_destroyed(tokenizer):
     """The second of three layers makes all states the same; one token of each example is then right by chance."""
     model = unmixed(tokenizer)
-    model.transformer.h[1] = After(model.transformer.h[1], lambda x: torch.ones_like(x) * torch.linspace(1, 2, 32).to(x))
+    model.transformer.h[1] = After(
+        model.transformer.h[1], lambda x: torch.ones_like(x) * torch.linspace(1, 2, 32).to(x)
+    )
     subject = regard.causal(model, tokenizer)
     some = texts(10)
     found = regard.identifiability(subject, some, recover=("nearest", "linear", "mlp"), held_out=0.5)
@@ -277,4 +307,6 @@ def test_subjects_without_one_stream_of_states_are_refused(tokenizer):
     with pytest.raises(errors.NotServed, match="no submodule holds an attention site"):
         regard.identifiability(regard.pooled(regard.models.toys.decisive()), ["so good", "the awful"])
     with pytest.raises(errors.NotServed):
-        regard.identifiability(regard.seq2seq(t5(tokenizer), tokenizer), [("a moving film", "so"), ("dull", "so it is")])
+        regard.identifiability(
+            regard.seq2seq(t5(tokenizer), tokenizer), [("a moving film", "so"), ("dull", "so it is")]
+        )

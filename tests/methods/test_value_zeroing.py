@@ -51,11 +51,11 @@ def distances(run, place, after, keys, columns=slice(None)):
     return matrix / matrix.sum(-1, keepdim=True)
 
 
-def layers_of(model, tokenizer, text):
-    """The matrix of each layer of a BERT, an ALBERT-like, a GPT-2 or a Llama."""
+def layers_of(model, tokenizer, text, *, types=False):
+    """The matrix of each layer of a BERT, a GPT-2 or a Llama; ``types``: with token types, as `regard.text` reads."""
     base = model.base_model
     encoder = hasattr(base, "encoder")
-    inputs = encoded(tokenizer, text, return_token_type_ids=encoder)
+    inputs = encoded(tokenizer, text, return_token_type_ids=encoder or types)
     keys = inputs["input_ids"].shape[1]
     found = []
     for block in base.encoder.layer if encoder else base.h if hasattr(base, "h") else base.layers:
@@ -130,6 +130,17 @@ def test_mean_pooling_averages_the_rows(tokenizer):
         assert_close(why.scores, layers_of(model, tokenizer, text)[-1].mean(0))
 
 
+def test_a_decoder_that_classifies_and_keeps_a_cache(tokenizer):
+    """Its layers are given a cache, to which each further run of a layer would add."""
+    config = hf.GPT2Config(**ids_of(tokenizer), **SMALL, num_labels=3)
+    model = seeded(lambda: hf.GPT2ForSequenceClassification(config))
+    subject = regard.text(model, tokenizer)
+    for inputs in (TEXTS[:1], TEXTS):
+        found = regard.explain(subject, inputs, method="value_zeroing", per_layer=True, matrix=True)
+        for why, text in zip(found, inputs, strict=True):
+            assert_close(why.scores, layers_of(model, tokenizer, text, types=True))
+
+
 def test_a_layer_that_is_called_again_and_again(tokenizer):
     """ALBERT: one module, three calls. Written out by calling it so often."""
     config = hf.AlbertConfig(vocab_size=len(tokenizer), embedding_size=16, num_labels=3, **SMALL)
@@ -179,7 +190,9 @@ def test_an_encoder_decoder_layer_by_layer(tokenizer):
 
 def test_an_encoder_of_two_stacks_is_not_read(tokenizer):
     subject = regard.seq2seq(t5(tokenizer), tokenizer)
-    with pytest.raises(errors.NotServed, match="layer 0 .*does not have the readout among its queries. Those have: 2, 3"):
+    with pytest.raises(
+        errors.NotServed, match="layer 0 .*does not have the readout among its queries. Those have: 2, 3"
+    ):
         regard.explain(subject, ("so", "it is"), method="value_zeroing", layers=0)
 
 

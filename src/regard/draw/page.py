@@ -11,16 +11,15 @@ from regard.draw.picture import TEMPLATES, Picture, document
 SECTIONS = TEMPLATES.from_string("""\
 <h1>{{ title }}</h1>
 <p class="note">{{ note }}</p>
-{% for heading, text, picture in parts %}
+{% for heading, pictures in parts %}
 <section>
 <h2>{{ heading }}</h2>
-<p>{{ text }}</p>
-{{ picture }}
+{{ pictures }}
 </section>
 {% endfor %}""")
 
 
-def page(title: str, note: str, parts: Sequence[tuple[str, Markup, Picture]]) -> str:
-    """A page of sections, each with a heading, a line of shaded text and a picture."""
-    drawn = [(heading, text, Markup(picture.html())) for heading, text, picture in parts]
+def page(title: str, note: str, parts: Sequence[tuple[str, Sequence[Picture]]]) -> str:
+    """A page of sections, each with a heading and pictures."""
+    drawn = [(heading, Markup("\n").join(Markup(one.html()) for one in pictures)) for heading, pictures in parts]
     return document(title, SECTIONS.render(title=title, note=note, parts=drawn))
