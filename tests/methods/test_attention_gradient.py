@@ -54,14 +54,15 @@ def test_the_oracle_is_what_retain_grad_says(model, tokenizer):
 
 
 def test_the_last_layers_row_of_cls(subject, products):
-    for why, layers in zip(regard.explain(subject, TEXTS, method="attention_gradient"), products, strict=True):
+    for why, layers in zip(
+        regard.explain(subject, TEXTS, method="attention_gradient", of="logit"), products, strict=True
+    ):
         assert_close(why.scores, layers[-1].mean(0)[0])
-        assert why.of == "logit"
     assert any(layers[-1].mean(0)[0].min() < 0 < layers[-1].mean(0)[0].max() for layers in products), "it is signed"
 
 
 def test_absolute_values_are_taken_of_each_head(subject, products):
-    found = regard.explain(subject, TEXTS, method="attention_gradient", absolute=True)
+    found = regard.explain(subject, TEXTS, method="attention_gradient", of="logit", absolute=True)
     for why, layers in zip(found, products, strict=True):
         assert_close(why.scores, layers[-1].abs().mean(0)[0])
         assert (layers[-1].abs().mean(0)[0] - layers[-1].mean(0)[0].abs()).max() > 1e-3 * why.scores.max()
@@ -72,7 +73,7 @@ def test_absolute_values_are_taken_of_each_head(subject, products):
 def test_one_layer(subject, products, layer, absolute):
     options = {"layers": layer, "absolute": absolute}
     for why, layers in zip(
-        regard.explain(subject, TEXTS, method="attention_gradient", **options), products, strict=True
+        regard.explain(subject, TEXTS, method="attention_gradient", of="logit", **options), products, strict=True
     ):
         product = layers[layer].abs() if absolute else layers[layer]
         row = product.mean(0)[0]
@@ -84,7 +85,7 @@ def test_one_layer(subject, products, layer, absolute):
 def test_the_mean_over_layers(subject, products, absolute):
     options = {"layers": "mean", "absolute": absolute}
     for why, layers in zip(
-        regard.explain(subject, TEXTS, method="attention_gradient", **options), products, strict=True
+        regard.explain(subject, TEXTS, method="attention_gradient", of="logit", **options), products, strict=True
     ):
         rows = [(product.abs() if absolute else product).mean(0)[0] for product in layers]
         assert_close(why.scores, sum(rows) / len(rows))
@@ -96,7 +97,7 @@ def test_the_rollout(subject, products, absolute, matrix):
     """(½I + ½ mean_h(A ⊙ ∇A)_L) ··· (½I + ½ mean_h(A ⊙ ∇A)_1)."""
     options = {"layers": "rollout", "absolute": absolute, "matrix": matrix}
     for why, layers in zip(
-        regard.explain(subject, TEXTS, method="attention_gradient", **options), products, strict=True
+        regard.explain(subject, TEXTS, method="attention_gradient", of="logit", **options), products, strict=True
     ):
         identity = rolled = torch.eye(layers[0].shape[-1], dtype=torch.float64)
         for product in layers:
@@ -114,15 +115,23 @@ def test_all_layers_heads_and_queries(subject, products):
     }
     for axes, numbers in expected.items():
         asked = {"per_layer": "layer" in axes, "per_head": "head" in axes, "matrix": "query" in axes}
-        why = regard.explain(subject, TEXTS, method="attention_gradient", **asked)[1]
+        why = regard.explain(subject, TEXTS, method="attention_gradient", of="logit", **asked)[1]
         assert why.axes == (*axes, "token")
         assert_close(why.scores, numbers)
 
 
 def test_another_target(subject, model, tokenizer):
-    found = regard.explain(subject, TEXTS, method="attention_gradient", target=[2, 0, 1])
+    found = regard.explain(subject, TEXTS, method="attention_gradient", of="logit", target=[2, 0, 1])
     for why, text, target in zip(found, TEXTS, [2, 0, 1], strict=True):
         assert_close(why.scores, classified(model, tokenizer, text, target).products[-1].mean(0)[0])
+
+
+def test_the_default_is_the_probability_of_the_predicted_class_as_serrano_and_smith_have_it(subject, model, tokenizer):
+    """Their orders are by α and ∂p_ŷ/∂α: decision 11 has the probability as this paper's scalar."""
+    for why, text in zip(regard.explain(subject, TEXTS, method="attention_gradient"), TEXTS, strict=True):
+        run = attend(model, encoded(tokenizer, text), lambda output: output.logits[0].softmax(-1).max())
+        assert why.of == "probability"
+        assert_close(why.scores, run.products[-1].mean(0)[0])
 
 
 @pytest.mark.parametrize("of", ["probability", "logprob"])
@@ -141,8 +150,10 @@ def test_another_function_of_the_output(subject, model, tokenizer, of):
 def test_a_decoder_in_a_padded_batch(tokenizer, build, side):
     model = build(tokenizer)
     subject = regard.causal(model, tokenizer, padding_side=side)
-    last = regard.explain(subject, TEXTS, method="attention_gradient")
-    mean = regard.explain(subject, TEXTS, method="attention_gradient", layers="mean", absolute=True, matrix=True)
+    last = regard.explain(subject, TEXTS, method="attention_gradient", of="logit")
+    mean = regard.explain(
+        subject, TEXTS, method="attention_gradient", of="logit", layers="mean", absolute=True, matrix=True
+    )
     for text, why, matrix in zip(TEXTS, last, mean, strict=True):
         layers = continued(model, tokenizer, text).products
         assert_close(why.scores, layers[-1].mean(0)[-1])
@@ -157,7 +168,7 @@ def test_mean_pooling_averages_the_rows(tokenizer):
     def target(embedding):
         return embedding @ weights
 
-    found = regard.explain(subject, TEXTS, method="attention_gradient", layers=1, target=target)
+    found = regard.explain(subject, TEXTS, method="attention_gradient", of="logit", layers=1, target=target)
     for why, text in zip(found, TEXTS, strict=True):
         run = attend(model, encoded(tokenizer, text), lambda output: output.last_hidden_state[0].mean(0) @ weights)
         assert_close(why.scores, run.products[1].mean(0).mean(0))
@@ -171,7 +182,7 @@ def test_a_pool():
     ids = [model.vocabulary[word] for word in text.split()]
     alpha = model.scores.weight[ids, 0].softmax(0)
     for label, sign in (("negative", -1), ("positive", 1)):
-        why = regard.explain(subject, text, method="attention_gradient", target=label)
+        why = regard.explain(subject, text, method="attention_gradient", of="logit", target=label)
         assert_close(why.scores, sign * alpha * model.values.weight[ids, 0] * model.readout.weight[0, 0])
 
 
@@ -179,7 +190,7 @@ def test_an_encoder_decoder(tokenizer):
     model = t5(tokenizer)
     pairs = [("a moving film", "so it is"), ("so", "dull"), ("dull, and it never ends", "it is moving")]
     subject = regard.seq2seq(model, tokenizer)
-    last = regard.explain(subject, pairs, method="attention_gradient")
+    last = regard.explain(subject, pairs, method="attention_gradient", of="logit")
     for why, pair in zip(last, pairs, strict=True):
         run, kinds = produced(model, tokenizer, *pair)
         assert kinds[-1] == "rows source"
@@ -190,13 +201,15 @@ def test_what_is_not_there_is_refused(subject):
     with pytest.raises(
         errors.OptionError, match="layers='first' is not known. Choose one of 'last', 'mean', 'rollout'"
     ):
-        regard.explain(subject, TEXTS[0], method="attention_gradient", layers="first")
+        regard.explain(subject, TEXTS[0], method="attention_gradient", of="logit", layers="first")
     with pytest.raises(errors.NoSuchPart, match="site 3 is not there"):
-        regard.explain(subject, TEXTS[0], method="attention_gradient", layers=3)
+        regard.explain(subject, TEXTS[0], method="attention_gradient", of="logit", layers=3)
     with pytest.raises(errors.OptionError, match="per_head=True: a rollout multiplies the mean over heads"):
-        regard.explain(subject, TEXTS[0], method="attention_gradient", layers="rollout", per_head=True)
+        regard.explain(subject, TEXTS[0], method="attention_gradient", of="logit", layers="rollout", per_head=True)
 
 
 def test_a_target_without_a_gradient_is_refused_with_methods_that_need_none(subject):
     with pytest.raises(errors.NoGradient, match="attention_gradient: .*Methods without gradients: .*rollout"):
-        regard.explain(subject, TEXTS[0], method="attention_gradient", target=lambda output: output.detach()[:, 0])
+        regard.explain(
+            subject, TEXTS[0], method="attention_gradient", of="logit", target=lambda output: output.detach()[:, 0]
+        )

@@ -18,7 +18,7 @@ import regard
 from regard import catalog, errors
 from regard.types import Batch, Features, Source
 
-PROMPT, GOES_ON = "a moving film", "and it never ends, unbelievably"
+PROMPT, GOES_ON = "a moving film", "and never ends"
 METHODS = sorted(catalog.found())
 
 
@@ -56,7 +56,7 @@ def test_a_token_is_explained_as_after_its_prefix_alone(subject, method):
     """Whether one pass serves all tokens, or each is differentiated or run again on its own."""
     prompt, more = ids_after(subject.tokenizer, PROMPT, GOES_ON)
     found = regard.explain(subject, PROMPT, method=method, continuation=GOES_ON)
-    assert len(found) == len(more) > 6
+    assert len(found) == len(more) == 3
     for place, (why, token) in enumerate(zip(found, more, strict=True)):
         prefix = prompt + more[:place]
         expected = alone(subject, prefix, token, method=method)
@@ -71,7 +71,7 @@ def test_a_token_is_explained_as_after_its_prefix_alone(subject, method):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("rollout", {"matrix": True}), ("grad_rollout", {"matrix": True}), ("integrated", {"matrix": True, "layers": 0}),
+        ("rollout", {"matrix": True}), ("grad_rollout", {"matrix": True}), ("integrated", {"matrix": True, "steps": 2}),
         ("norm", {"layers": "rollout"}), ("first_layer", {"reduce": "column"}), ("raw", {"per_head": True}),
     ],
 )  # fmt: skip
@@ -79,7 +79,7 @@ def test_so_are_matrices_and_sums_over_rows(subject, method, options):
     """Rows that come after the token are not there for it, neither as keys nor as queries."""
     prompt, more = ids_after(subject.tokenizer, PROMPT, GOES_ON)
     found = regard.explain(subject, PROMPT, method=method, continuation=GOES_ON, **options)
-    for place in (0, 2, len(more) - 1):
+    for place in range(len(more)):
         expected = alone(subject, prompt + more[:place], more[place], method=method, **options)
         assert found[place].axes == expected.axes
         assert found[place].queries == expected.queries
@@ -191,7 +191,7 @@ def test_a_real_decoder(smollm):
     for place, why in enumerate(found):
         chance = float(logits[before + place - 1].softmax(-1)[ids[before + place]])
         assert why.probability == pytest.approx(chance, rel=1e-3)
-        assert list(why.features.words) == smollm.tokenizer.decode(ids[: before + place]).replace(".", " .").split()
+        assert list(why.features.words) == smollm.tokenizer.decode(ids[: before + place]).split()
         assert why.scores.sum() == pytest.approx(1, abs=1e-4)
     cut = regard.explain(smollm, prompt, method="rollout", continuation=" unbelievably")
     assert len(cut) > 1
@@ -239,7 +239,7 @@ def cut_after(subject, ids, said, **options):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("raw", {}), ("rollout", {}), ("grad_rollout", {}), ("integrated", {"of": "logit", "steps": 4, "per_layer": True})],
+    [("raw", {}), ("rollout", {}), ("grad_rollout", {}), ("integrated", {"of": "logit", "steps": 3})],
 )
 def test_produced_tokens_are_explained_as_after_their_prefix_alone(translator, method, options):
     tokenizer = translator.tokenizer

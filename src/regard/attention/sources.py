@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 
 import torch
@@ -133,6 +132,7 @@ class Fused:
         groups = group if together else max(1, min(group, TILE_BYTES // max(size, 1)))
         examples = max(1, min(example, TILE_BYTES // max(size * group, 1))) if groups == group else 1
         buffer = q.new_empty(examples * groups * share * min(len(rows), TILE_ROWS) * key)
+        in_order = len(rows) > 0 and bool(rows[-1] - rows[0] == len(rows) - 1) and int(rows[-1]) < key
         ends = (rows + 1).clamp_max(key).tolist() if self.causal else [key] * len(rows)
         for first, start, block in product(
             range(0, example, examples), range(0, group, groups), range(0, len(rows), TILE_ROWS)
@@ -146,8 +146,13 @@ class Fused:
             tile = buffer[: left.shape[0] * left.shape[1] * end].view(*left.shape[:2], end)
             torch.bmm(left, right.mT, out=tile)
             tile = tile.view(some.stop - some.start, heads.stop - heads.start, -1, end)
-            self._hide(tile, some, heads, rows[span])
-            yield some, heads, span, tile.exp_()
+            self._mask(tile, some, heads, rows[span])
+            tile.exp_()
+            if self.causal and in_order:  # the usual tile: a triangle at its end
+                tile[..., end - tile.shape[2] :].tril_()
+            elif self.causal:
+                tile.masked_fill_(_after(rows[span], end), 0.0)
+            yield some, heads, span, tile
 
     def allowed(self, examples: slice, heads: slice, rows: Tensor, keys: int) -> Tensor:
         """``(example, head, row, key)``: True where a key may be seen; a bias of −9,000 or less hides it."""
@@ -163,20 +168,19 @@ class Fused:
 
     def _hide(self, scores: Tensor, examples: slice, heads: slice, rows: Tensor) -> None:
         """Apply the mask and causality to a tile of scores, in place."""
-        end = scores.shape[-1]
+        self._mask(scores, examples, heads, rows)
+        if self.causal:
+            scores.masked_fill_(_after(rows, scores.shape[-1]), -torch.inf)
+
+    def _mask(self, scores: Tensor, examples: slice, heads: slice, rows: Tensor) -> None:
         if self.mask is not None:
             mask = self.mask[examples] if self.mask.shape[0] > 1 else self.mask
             mask = mask[:, heads] if mask.shape[1] > 1 else mask
-            mask = (mask[:, :, rows] if mask.shape[2] > 1 else mask)[..., :end]
+            mask = (mask[:, :, rows] if mask.shape[2] > 1 else mask)[..., : scores.shape[-1]]
             if mask.dtype == torch.bool:
                 scores.masked_fill_(~mask, -torch.inf)
             else:
                 scores += mask
-        if self.causal:
-            if end == int(rows[-1]) + 1 and bool((rows.diff() == 1).all()):  # the usual tile: a triangle at its end
-                scores[..., end - len(rows) :].masked_fill_(_triangle(len(rows), rows.device), -torch.inf)
-            else:
-                scores.masked_fill_(torch.arange(end, device=rows.device) > rows[:, None], -torch.inf)
 
     def map(self, refold: Callable[[Tensor], Tensor]) -> Fused:
         """The same with each tensor's first two axes rearranged."""
@@ -193,10 +197,9 @@ def row_blocks(source: Given | Fused, rows: Tensor) -> Iterator[Tile]:
         yield slice(0, example), slice(0, head), span, source.tile(slice(0, head), rows[span])
 
 
-@lru_cache(maxsize=8)
-def _triangle(size: int, device: torch.device) -> Tensor:
-    """True where a key comes after the query."""
-    return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
+def _after(rows: Tensor, keys: int) -> Tensor:
+    """``(row, key)``: True where a key comes after the query."""
+    return torch.arange(keys, device=rows.device) > rows[:, None]
 
 
 def at_least_float(x: Tensor) -> Tensor:
