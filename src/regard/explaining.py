@@ -16,15 +16,26 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from regard.attention.running import batch_of, out_of_memory, undisturbed
+from regard.attention.running import batch_of, must_be_subject, out_of_memory, undisturbed
 from regard.attention.tracing import Trace, traced
 from regard.catalog import Method, found, method_named
-from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, RegardError, WrongTarget, choose
+from regard.errors import (
+    EmptyInput,
+    InputError,
+    NoGradient,
+    NotServed,
+    OptionError,
+    RegardError,
+    WrongTarget,
+    choose,
+    whole_numbers,
+)
 from regard.explanation import Explanation
 from regard.progress import Counter
 from regard.types import Batch, Features, Of, Scores, Special, Subject, Targets, one_by_one
 
 log = logging.getLogger("regard")
+OFS = ("logit", "probability", "logprob")
 
 
 def explain(
@@ -67,25 +78,44 @@ def explain(
         >>> why.words().loc[2, "word"]
         'good'
     """
+    must_be_subject(subject)
     chosen = method_named(method)
     wanted = chosen.chosen(options)
-    for name, policy in (("special", special), ("sink", sink)):
-        if policy is not None:
-            choose(name, policy, ("keep", "drop", "renormalise"))
-    job = _Job(subject, chosen, wanted, of or chosen.of, special or subject.special, sink)
-    if generate is not None or continuation is not None:
-        return _produced(job, inputs, generate, continuation, target)
-    single, total, batches = _batches(subject, inputs, batch_size)
+    policies = ("keep", "drop", "renormalise")
+    for name, given, choices in (("of", of, OFS), ("special", special, policies), ("sink", sink, policies)):
+        if given is not None:
+            choose(name, given, choices)
+    if whole_numbers("batch_size", batch_size)[0] < 1:
+        raise OptionError(f"batch_size={batch_size!r} must be 1 or more.")
+    job = _Job(subject, chosen, wanted, of or _scalar(chosen, subject), special or subject.special, sink)
+    try:
+        if generate is not None or continuation is not None:
+            return _produced(job, inputs, generate, continuation, target)
+        return _all(job, inputs, batch_size, target)
+    except NoGradient as problem:
+        able = [one.name for one in found().values() if one.family == "attention" and "gradients" not in one.needs]
+        raise NoGradient(f"{method}: {problem} Methods without gradients: {', '.join(able)}.") from problem
+
+
+def _all(job: _Job, inputs: Any, batch_size: int, target: Targets) -> Any:
+    """The explanations of all inputs, or of the only one."""
+    single, total, batches = _batches(job.subject, inputs, batch_size)
     explanations: list[Explanation] = []
-    with Counter(f"explaining by {method}", total) as counter:
+    with Counter(f"explaining by {job.method.name}", total) as counter:
         for batch in batches:
             explanations += _explained(job, batch, _targets_of(target, len(explanations), len(batch), total))
             counter.advance(len(batch))
     if not explanations:
         raise EmptyInput("inputs holds no examples.")
-    if isinstance(target, list) and len(target) != len(explanations):
-        one_by_one(target, len(explanations))  # raises
+    if isinstance(target, list):
+        one_by_one(target, len(explanations))  # raises if they are not as many
     return explanations[0] if single else explanations
+
+
+def _scalar(method: Method, subject: Subject) -> Of:
+    """What the method's paper explains, where the output has it: a regression has no probabilities."""
+    kind = getattr(getattr(subject, "head", None), "kind", None)
+    return "logit" if kind == "regression" else method.of
 
 
 class _Job:
@@ -102,16 +132,10 @@ class _Job:
     ) -> Trace:
         """What the method needs of these examples."""
         needs = self.method.needs
-        try:
-            return traced(
-                subject or self.subject, batch, gradients="gradients" in needs, onward="values" in needs, target=target,
-                of=self.of, verified=verified,
-            )  # fmt: skip
-        except NoGradient as problem:
-            able = [one.name for one in found().values() if one.family == "attention" and "gradients" not in one.needs]
-            raise NoGradient(
-                f"{self.method.name}: {problem} Methods without gradients: {', '.join(able)}."
-            ) from problem
+        return traced(
+            subject or self.subject, batch, target=target, of=self.of, verified=verified, onward="values" in needs,
+            gradients="gradients" in needs and "reruns" not in needs,  # those that run the model again see to it then
+        )  # fmt: skip
 
 
 def _explained(job: _Job, batch: Batch, target: Targets) -> list[Explanation]:
@@ -144,7 +168,7 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
     proved = [site.proof.error for site in trace.sites if "proof" in vars(site)]
     check = {
         "error": max(proved, default=None), "readout": trace.check.readout,
-        "left_fast_path": trace.check.left_fast_path,
+        "left_fast_path": trace.check.left_fast_path, "batch_size": len(batch),
     }  # fmt: skip
     pictures = _pictures(trace)
     explanations = []
@@ -170,7 +194,7 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
             parts={name: len(some.tokens) for (name, _, _), some in zip(sequences, shown, strict=True)},
             queries=queries,
             method=job.method.name,
-            options=job.options,
+            options=dict(job.options),
             target=score.names[example] if score else "the output as a whole (no target)",
             value=float(score.values[example]) if score else None,
             probability=chance[example],
@@ -234,7 +258,8 @@ def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None
         return False, total, _encoded(subject, inputs, size)
     batch = batch_of(subject, inputs)
     parts = [inputs] if not isinstance(inputs, tuple) else list(inputs)
-    many = isinstance(inputs, (Batch, Mapping)) or any(isinstance(part, Tensor) for part in parts)
+    tensors = any(isinstance(part, Tensor) for part in parts) and not hasattr(subject, "pictures_of")
+    many = len(batch) > 1 or tensors or isinstance(inputs, (Batch, Mapping))
     chunks = (batch.pick(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size))
     return not many, len(batch), iter([batch]) if len(batch) <= size else chunks
 

@@ -85,7 +85,7 @@ class Explanation:
         sure = "" if self.probability is None else f" (probability {self.probability:.3f})"
         first = ""
         held = f" ({self.first_share:.0%} of all)" if self.axes == ("token",) else ""
-        gone = self.features.special[0] and self.special != "keep"
+        gone = self.features.special[self._first] and self.special != "keep"
         if self.sink != "keep" or (held and self.first_share > 0.5 and not gone):
             first = f"; first token{held}: {self.sink}"
         called = f"{self.method}({options})" if options else self.method
@@ -96,7 +96,12 @@ class Explanation:
     def first_share(self) -> float:
         """How much of all scores, by size, rests on the first token: the attention sink of a decoder."""
         sizes = np.abs(self._plain())
-        return float(sizes[0] / max(sizes.sum(), np.finfo(float).tiny))
+        return float(sizes[self._first] / max(sizes.sum(), np.finfo(float).tiny))
+
+    @property
+    def _first(self) -> int:
+        """Place of the first token of the input; where there is a source, of what was produced."""
+        return len(self.features.tokens) - list(self.parts.values())[-1]
 
     def frame(self) -> pd.DataFrame:
         """A row for each score: position, token, word, whether it is special, and the score; raw.
@@ -170,10 +175,10 @@ class Explanation:
             "scores": _listed(self.scores),
             "dtype": str(self.scores.dtype),
             "features": asdict(self.features),
-            "facts": {name: _listed(np.asarray(fact)) for name, fact in self.facts.items()},
+            "facts": {name: [str(fact.dtype), _listed(fact)] for name, fact in self.facts.items()},
             "picture": None if self.picture is None else self.picture.tolist(),
         }
-        return json.loads(json.dumps(plain))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(plain, default=lambda number: number.item()))  # type: ignore[no-any-return]
 
     def save(self, path: str | Path) -> Path:
         """Write all of it to a JSON file, for `regard.load_explanation`."""
@@ -185,13 +190,14 @@ class Explanation:
     @classmethod
     def mean(cls, explanations: Sequence[Explanation]) -> Explanation:
         """The mean over examples that have the same tokens: the columns of a table, the patches of pictures."""
-        first = explanations[0] if explanations else None
-        if first is None or any(one.features.tokens != first.features.tokens for one in explanations):
-            raise InputError("a mean needs explanations, at least one, that all have the same tokens.")
+        alike = {(one.features.tokens, one.method, str(one.options), one.axes) for one in explanations}
+        if len(alike) != 1:
+            raise InputError("a mean needs explanations, at least one, by one method, that all have the same tokens.")
+        first = explanations[0]
         scores = np.mean([one.scores for one in explanations], axis=0)
         return replace(
             first, scores=scores, target=f"{first.target} (mean of {len(explanations)})", value=None, probability=None,
-            picture=None,
+            picture=None, facts={},
         )  # fmt: skip
 
     def _under_policy(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -199,13 +205,14 @@ class Explanation:
         scores = self._plain()
         shown = np.ones(len(scores), dtype=bool)
         masks = {self.special: np.array(self.features.special, dtype=bool)}
-        first = np.arange(len(scores)) == 0
+        first = np.arange(len(scores)) == self._first
         masks[self.sink] = masks.get(self.sink, False) | first
         for policy, taken in masks.items():
             if policy == "keep":
                 continue
-            if policy == "renormalise" and scores[shown & ~taken].sum():
-                scores = scores * (scores[shown].sum() / scores[shown & ~taken].sum())
+            left = np.abs(scores[shown & ~taken]).sum()
+            if policy == "renormalise" and left:
+                scores = scores * (np.abs(scores[shown]).sum() / left)
             shown &= ~taken
         return scores, shown
 
@@ -287,17 +294,19 @@ def load_explanation(path: str | Path) -> Explanation:
         raise InputError(f"path={str(path)!r} is not an explanation that regard has saved.") from None
     if schema != SCHEMA:
         raise InputError(f"path={str(path)!r} has schema {schema}; this version of regard reads schema {SCHEMA}.")
-    dtype = plain.pop("dtype")
-    features = plain.pop("features")
-    plain["features"] = Features(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in features.items()}
-    )
-    plain["scores"] = np.array(plain["scores"], dtype=float).astype(dtype)
-    plain["facts"] = {name: np.array(value, dtype=float) for name, value in plain["facts"].items()}
-    plain["axes"] = tuple(plain["axes"])
-    plain["queries"] = None if plain["queries"] is None else tuple(plain["queries"])
-    plain["picture"] = None if plain["picture"] is None else np.array(plain["picture"], dtype=np.uint8)
-    return Explanation(**plain)
+    try:
+        features = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in plain.pop("features").items()
+        }
+        plain["features"] = Features(**features)
+        plain["scores"] = np.array(plain["scores"], dtype=float).astype(plain.pop("dtype"))
+        plain["facts"] = {name: np.array(value, dtype) for name, (dtype, value) in plain["facts"].items()}
+        plain["axes"] = tuple(plain["axes"])
+        plain["queries"] = plain["queries"] and tuple(plain["queries"])
+        plain["picture"] = plain["picture"] and np.array(plain["picture"], dtype=np.uint8)
+        return Explanation(**plain)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InputError(f"path={str(path)!r} is not an explanation that regard has saved.") from None
 
 
 def _listed(numbers: NDArray[Any]) -> Any:

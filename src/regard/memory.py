@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Sequence
@@ -18,6 +19,13 @@ def must_fit(what: str, shape: Sequence[int], *, item: int = 4) -> None:
             f"{what} needs {needed / 2**30:.1f} GiB ({' × '.join(map(str, shape))} numbers), but {free / 2**30:.1f} "
             "GiB are free. Ask for the readout only (matrix=False), for a shorter input, or for fewer examples."
         )
+
+
+def give_back() -> None:
+    """Return what was freed to the system, where the C library can: long-lived tensors between others keep it else."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _free() -> int:

@@ -108,7 +108,7 @@ def test_a_missing_value_is_a_row_of_zeros_in_the_value_projection(case):
 def test_the_leaf_is_what_goes_into_the_first_block(case):
     blocks, leaf = find_blocks(case.trace, leaf=case.blocks[0].call)
     same(leaf[case.trace.real], case.states[0][case.trace.real])
-    assert leaf.requires_grad and leaf.is_leaf
+    assert (leaf.requires_grad, leaf.is_leaf) == (True, True)
     (gradient,) = torch.autograd.grad((blocks[1].after[:, -1] * torch.linspace(0, 1, 32)).sum(), [leaf])
     assert float(gradient.abs().max()) > 1e-3
     assert all(parameter.grad is None for parameter in case.model.parameters())
@@ -160,7 +160,9 @@ def test_each_attention_of_a_decoder_has_a_block_of_its_own():
     kept = []
     places = [*model.encoder.block, *(part for block in model.decoder.block for part in block.layer[:2])]
     for module in places:
-        module.register_forward_hook(lambda _, __, output: kept.append(output[0] if isinstance(output, tuple) else output))
+        module.register_forward_hook(
+            lambda _, __, output: kept.append(output[0] if isinstance(output, tuple) else output)
+        )
     with torch.no_grad():
         model(**inputs)
     assert sorted(blocks) == list(range(6))
@@ -198,7 +200,9 @@ class Model(nn.Module):
 def handmade(residual):
     torch.manual_seed(2)
     model = Model(residual).double().eval()
-    subject = regard.module(model, lambda model, x: model(x), features=list("abcde"), readout="mean", output="embedding")
+    subject = regard.module(
+        model, lambda model, x: model(x), features=list("abcde"), readout="mean", output="embedding"
+    )
     trace = regard.trace(subject, torch.randn(3, 5, 16, dtype=torch.float64))
     return trace, find_blocks(trace)[0]
 
@@ -209,7 +213,9 @@ def test_a_block_must_hold_the_residual_connection():
         assert block_of(trace, blocks, site) is blocks[site.index]
     trace, blocks = handmade(False)
     for site in trace.sites:
-        with pytest.raises(errors.NotServed, match=f"residual connection around site {site.index} .*is in no submodule"):
+        with pytest.raises(
+            errors.NotServed, match=f"residual connection around site {site.index} .*is in no submodule"
+        ):
             block_of(trace, blocks, site)
 
 

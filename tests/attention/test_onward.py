@@ -186,7 +186,9 @@ class Stack(nn.Module):
 def stacked(what):
     torch.manual_seed(1)
     model = Stack(what).double().eval()
-    subject = regard.module(model, lambda model, x: model(x), features=list("abcde"), readout="mean", output="embedding")
+    subject = regard.module(
+        model, lambda model, x: model(x), features=list("abcde"), readout="mean", output="embedding"
+    )
     kept = []
     x = torch.randn(3, 5, 16, dtype=torch.float64)
     for layer in model.layers:
@@ -212,6 +214,17 @@ def test_no_residual_is_known_where_something_stands_before_the_sum(what):
     model, _, found = stacked(what)
     for layer, site in zip(model.layers, found.sites, strict=True):
         same(site.onward.projection.flatten(0, 1), layer.out.weight.T)
+        known = (site.onward.residual is not None, site.onward.norm is not None)
+        assert known == (False, False)
+
+
+@pytest.mark.parametrize("name", ["Gemma-2", "Gemma-3"])
+def test_gemma_has_a_norm_between_projection_and_residual(name):
+    architecture = ARCHITECTURES[name]
+    model = architecture.build()
+    found = regard.trace(architecture.subject(model), architecture.inputs("right"), onward=True)
+    for number, site in enumerate(found.sites):
+        same(site.onward.projection.flatten(0, 1), model.layers[number].self_attn.o_proj.weight.T)
         known = (site.onward.residual is not None, site.onward.norm is not None)
         assert known == (False, False)
 

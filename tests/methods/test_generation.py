@@ -281,7 +281,12 @@ def test_a_translation_is_the_models_own(translator):
         (PROMPT, {"continuation": ""}, errors.EmptyInput, "continuation=''.*no token to explain"),
         (PROMPT, {"continuation": "it ends", "generate": 0}, errors.InputError, "generate=0"),
         (PROMPT, {"continuation": "it ends", "generate": -1}, errors.InputError, "generate=-1"),
-        (PROMPT, {"generate": 2, "target": "film"}, errors.WrongTarget, "target='film': each token of the continuation"),
+        (
+            PROMPT,
+            {"generate": 2, "target": "film"},
+            errors.WrongTarget,
+            "target='film': each token of the continuation",
+        ),
         (PROMPT, {"continuation": "so", "target": 3}, errors.WrongTarget, "Leave target out"),
         ([PROMPT, "so"], {"generate": 2}, errors.InputError, "inputs has 2 prompts: pass one at a time"),
         ("", {"generate": 2}, errors.EmptyInput, "is empty"),
@@ -321,7 +326,9 @@ def test_a_verbalizer_or_a_subject_that_writes_nothing_is_refused(subject, token
 
 def test_positions_of_a_longer_model(tokenizer):
     """As long as the model has positions: the last token of all needs none."""
-    model = seeded(lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**ids_of(tokenizer), **SMALL | {"max_position_embeddings": 8})))
+    model = seeded(
+        lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**ids_of(tokenizer), **SMALL | {"max_position_embeddings": 8}))
+    )
     subject = regard.causal(model, tokenizer)
     assert len(tokenizer(PROMPT)["input_ids"]) == 5
     assert len(regard.explain(subject, PROMPT, method="rollout", continuation="so so so so")) == 4

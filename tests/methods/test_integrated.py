@@ -117,7 +117,7 @@ def test_each_rule_of_the_sum(subject, oracles, rule, steps):
 def test_the_default_is_the_probability_of_what_is_predicted(model, subject, oracles, tokenizer):
     for why, oracle in zip(regard.explain(subject, TEXTS, method="integrated"), oracles, strict=True):
         assert why.of == "probability"
-        assert why.options["steps"] == 20 and why.options["rule"] == "midpoint"
+        assert (why.options["steps"], why.options["rule"]) == (20, "midpoint")
         probabilities = oracle.at(None)[1]
         assert why.value == pytest.approx(float(probabilities.max()))
         assert why.value == why.probability
@@ -177,6 +177,13 @@ def test_a_decoder_also_with_grouped_queries(tokenizer, build, layer):
         oracle = Oracle(model, tokenizer, text, lambda output: output.logits[0, -1].softmax(-1))
         assert why.value == pytest.approx(float(oracle.at(None)[0].detach()), rel=1e-6)
         assert_close(why.scores, oracle.attributions(layer, STEPS)[:, -1])
+
+
+def test_a_model_that_forms_its_weights_itself(tokenizer, expected):
+    model = bert(tokenizer)
+    model.set_attn_implementation("eager")
+    for why, all_of_it in zip(explained(regard.text(model, tokenizer), layers=1), expected, strict=True):
+        assert_close(why.scores, all_of_it[1].sum(0)[0])
 
 
 # --- completeness ---------------------------------------------------------------------------------------------------

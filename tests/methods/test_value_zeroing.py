@@ -141,6 +141,16 @@ def test_a_decoder_that_classifies_and_keeps_a_cache(tokenizer):
             assert_close(why.scores, layers_of(model, tokenizer, text, types=True))
 
 
+@pytest.mark.parametrize("build", [bert, gpt2])
+def test_a_model_that_forms_its_weights_itself(tokenizer, build):
+    model = build(tokenizer)
+    expected = [layers_of(model, tokenizer, text) for text in TEXTS]
+    model.set_attn_implementation("eager")
+    subject = (regard.text if build is bert else regard.causal)(model, tokenizer)
+    for why, matrices in zip(explained(subject, per_layer=True, matrix=True), expected, strict=True):
+        assert_close(why.scores, matrices)
+
+
 def test_a_layer_that_is_called_again_and_again(tokenizer):
     """ALBERT: one module, three calls. Written out by calling it so often."""
     config = hf.AlbertConfig(vocab_size=len(tokenizer), embedding_size=16, num_labels=3, **SMALL)
@@ -275,6 +285,15 @@ def test_a_residual_connection_outside_of_any_submodule():
         with pytest.raises(errors.NotServed, match="^value_zeroing: .*residual connection"):
             regard.explain(subject, inputs, method="value_zeroing", layers=layers)
     refused(subject, inputs, ".*residual connection")
+
+
+def test_the_two_attentions_of_a_layer_in_one_module(tokenizer):
+    """BART adds both residual connections in the layer that holds both sites, so no call has the state in between."""
+    stacks = {f"{stack}_{part}": 2 for stack in ("encoder", "decoder") for part in ("layers", "attention_heads")}
+    start = {"decoder_start_token_id": tokenizer.cls_token_id, "tie_word_embeddings": False}
+    config = hf.BartConfig(**ids_of(tokenizer), **start, **stacks, d_model=32, encoder_ffn_dim=40, decoder_ffn_dim=40)
+    subject = regard.seq2seq(seeded(lambda: hf.BartForConditionalGeneration(config)), tokenizer)
+    refused(subject, ("a moving film", "so it is"), "the residual connection around site 5 .*is in no submodule")
 
 
 def test_a_pool_has_no_state_after_it():

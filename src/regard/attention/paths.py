@@ -16,7 +16,7 @@ from regard.attention.sites import Site, Weigh
 from regard.attention.tracing import Trace
 from regard.errors import NotServed, OptionError, choose
 from regard.memory import must_fit
-from regard.types import Batch, Features, Scores, Source
+from regard.types import Scores
 
 Strand = Literal["rows", "source", "pool"]
 Layers = Literal["last", "mean", "rollout"] | int
@@ -64,8 +64,8 @@ def pass_through(
     Cross-attention keeps its share on the queries' own sequence and takes the other to the keys'. The two sites of a
     co-attention see the same state, so both pull before either is added.
     """
-    single = trace.readout.shape == trace.batch.real.shape
-    flow: dict[Strand, Tensor] = {"rows" if single else "pool": trace.readout}
+    start: Strand = "pool" if any(site.kind == "pool" for site in read_sites(trace)) else "rows"
+    flow: dict[Strand, Tensor] = {start: trace.readout.to(sites[-1].dtype)}
     for layer in reversed(co_layers(trace, sites)):
         before = dict(flow)
         pulled = [
@@ -142,22 +142,26 @@ def from_layers(
     parts: dict[Strand, list[Tensor]] = {}
     for site in sites:
         parts.setdefault(ends(trace, site)[1], []).append(numbers(site))
-    found = {part: torch.stack(some, 1) if per_layer else torch.stack(some).mean(0) for part, some in parts.items()}
+    if per_layer and len({len(some) for some in parts.values()}) > 1:
+        raise NotServed("per_layer=True: rows and source do not have as many layers each. Ask for one, layers=….")
+    found = {
+        part: torch.stack(some, 1) if per_layer else torch.stack(some).sum(0) / len(sites)
+        for part, some in parts.items()
+    }
     axes = ("layer",) * per_layer + ("head",) * per_head + ("query",) * matrix
     return Scores(found.get("rows"), found.get("source"), axes)
 
 
-def on_tokens(trace: Trace, numbers: Callable[[Features], list[float]]) -> Scores:
-    """Numbers that follow from what a person sees, for the tokens of both sequences; padding has 0."""
-
-    def spread(sequence: Batch | Source) -> Tensor:
-        result = torch.zeros(sequence.real.shape, device=sequence.real.device)
-        for example, features in enumerate(sequence.features):
-            result[example, list(features.rows)] = torch.tensor(numbers(features), device=result.device)
-        return result
-
-    source = trace.batch.source
-    return Scores(spread(trace.batch), None if source is None else spread(source))
+def on_tokens(trace: Trace, numbers: Callable[[tuple[str, ...]], list[float]]) -> Scores:
+    """Numbers that follow from the tokens of an example alone, those of the source first; padding has 0."""
+    sequences = [one for one in (trace.batch.source, trace.batch) if one is not None]
+    results = [torch.zeros(one.real.shape, device=one.real.device) for one in sequences]
+    for example in range(len(trace.batch)):
+        drawn = torch.tensor(numbers(sum((one.features[example].tokens for one in sequences), ())))
+        for one, result in zip(sequences, results, strict=True):
+            rows = list(one.features[example].rows)
+            result[example, rows], drawn = drawn[: len(rows)].to(result.device), drawn[len(rows) :]
+    return Scores(results[-1], results[0] if len(results) > 1 else None)
 
 
 def site_at(trace: Trace, layer: int) -> Site:
@@ -183,7 +187,7 @@ def rolled(
     if trace.batch.source is not None or any(site.kind == "pool" or site.rows is not None for site in sites):
         raise NotServed("matrix=True: a product of matrices needs sites whose queries and keys are the same rows.")
     must_fit("a matrix of rows by rows", (*trace.real.shape, trace.real.shape[1]))
-    product = torch.diag_embed(trace.real.to(trace.readout.dtype))  # example query key
+    product = torch.diag_embed(trace.real.to(sites[-1].dtype))  # example query key
     for site in sites:
         product = keep * product + take * (site.matrix(weigh=weigh_at(site), together=together).to(product) @ product)
     return Scores(product, None, ("query",))

@@ -25,13 +25,18 @@ _lock = threading.Lock()
 _evaluated: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = WeakKeyDictionary()
 
 
-def batch_of(subject: Subject, inputs: Any) -> Batch:
-    """Inputs as a batch; they may be one already."""
+def must_be_subject(subject: Any) -> None:
+    """Refuse models and anything else that is no subject."""
     if not all(hasattr(subject, name) for name in ("model", "encode", "forward", "readout")):
         raise SubjectError(
             f"subject={reprlib.repr(subject)} is a {type(subject).__name__}, not a subject. Make one with regard.text, "
             "regard.causal, regard.seq2seq, regard.image, regard.pooled or regard.module."
         )
+
+
+def batch_of(subject: Subject, inputs: Any) -> Batch:
+    """Inputs as a batch; they may be one already."""
+    must_be_subject(subject)
     return inputs if isinstance(inputs, Batch) else subject.encode(inputs)
 
 

@@ -344,7 +344,8 @@ def _kind(entry: Record, readout: Tensor, batch: Batch) -> Kind:
     _, _, query, key = entry.source.shape
     if entry.across:
         return "samples"
-    if entry.learned or (query == 1 and key > 1 and readout.shape[1] == 1 and batch.source is None):
+    asked = query == readout.shape[1] and query in batch.queries  # a subject that pools says so
+    if entry.learned or asked or (query == 1 and key > 1 and readout.shape[1] == 1 and batch.source is None):
         return "pool"
     if query != key and _rows_of_queries(entry, readout) is None:
         return "cross"

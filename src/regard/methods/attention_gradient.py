@@ -14,7 +14,7 @@ NEEDS = ("weights", "gradients")
 CITE = "serrano2019attention"
 FORMULA = "r·mean_h(A_l ⊙ ∇A_l)"
 PASSES = "1 forward, 1 backward"
-OF = "logit"
+OF = "probability"
 cannot = no_layers
 
 

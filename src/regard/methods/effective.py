@@ -56,13 +56,13 @@ def effective(
             t = transformed[part.examples, part.heads, : tile.shape[-1]]
             allowed = site.allowed(part, tile.shape[-1]).expand_as(tile)
             if (allowed == allowed[:, :, :1]).all():  # all rows see the same keys
-                return _project(tile.double(), _basis(t, allowed[:, :, 0], epsilon)[0]).to(tile)
+                return _project(tile.double(), _basis(t, allowed[:, :, 0], epsilon)[0]).to(tile) * allowed
             at_once = max(1, NUMBERS_AT_ONCE // t.numel())
             rows = [
                 _project(some[..., None, :].double(), _basis(t[:, :, None], seen, epsilon)[0])[..., 0, :]
                 for some, seen in zip(tile.split(at_once, 2), allowed.split(at_once, 2), strict=True)
             ]
-            return torch.cat(rows, 2).to(tile)
+            return torch.cat(rows, 2).to(tile) * allowed
 
         return weigh
 
@@ -75,15 +75,13 @@ def effective(
 def _transformed(site: Site) -> Tensor:
     """T up to an orthogonal map of its columns, ``(example, head, key, channel)``, in float64.
 
-    T = VW with W (channel, output); W Wᵀ = LLᵀ makes VL a thin matrix with the same left singular vectors.
+    T = VW with W = QΣPᵀ (channel, output): VQΣ is a thin matrix with the same left singular vectors.
     """
     values = site.values.double() * site.real_keys[:, None, :, None]
     if site.onward is None:  # nothing is known of a projection: V itself
         return values
-    projection = site.onward.projection.double()
-    size, directions = torch.linalg.eigh(projection @ projection.mT)
-    root: Tensor = directions * size.clamp_min(0).sqrt()[:, None]
-    return values @ root
+    directions, sizes, _ = torch.linalg.svd(site.onward.projection.double(), full_matrices=False)
+    return values @ (directions * sizes[:, None])
 
 
 def _basis(t: Tensor, allowed: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

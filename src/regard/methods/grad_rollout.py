@@ -63,8 +63,11 @@ def _two_sequences(trace: Trace, sites: Sequence[Site]) -> tuple[Tensor, Tensor]
     assert trace.batch.source is not None
     real: dict[Strand, Tensor] = {"rows": trace.real, "source": trace.batch.source.real}
     must_fit("the relevance between two sequences", (len(trace.batch), sum(trace.batch.lengths) ** 2))
+    dtype = sites[-1].dtype
     relevance: Relevance = {
-        (a, b): torch.diag_embed(real[a].float()) if a == b else torch.zeros(*real[a].shape, real[b].shape[1])
+        (a, b): torch.diag_embed(real[a].to(dtype))
+        if a == b
+        else real[a].new_zeros(*real[a].shape, real[b].shape[1], dtype=dtype)
         for a in real
         for b in real
     }
@@ -94,7 +97,7 @@ def _added(relevance: Relevance, attention: Tensor, queries: Strand, keys: Stran
 
 def _normalised(relevance: Tensor) -> Tensor:
     """R − I with rows divided by their sums, + I (rules 8 and 9)."""
-    identity = torch.eye(relevance.shape[-1], device=relevance.device)
+    identity = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     rest = relevance - identity
     total = rest.sum(-1, keepdim=True)
     return (rest / total).where(total != 0, 0) + identity

@@ -9,7 +9,7 @@ import numpy as np
 from regard.attention import Trace
 from regard.attention.paths import on_tokens
 from regard.errors import OptionError, whole_numbers
-from regard.types import Features, Scores
+from regard.types import Scores
 
 FAMILY = "control"
 NEEDS = ()
@@ -32,8 +32,8 @@ def random(trace: Trace, *, seed: int = 0) -> Scores:
     if seed < 0:
         raise OptionError(f"seed={seed} must be 0 or more.")
 
-    def drawn(features: Features) -> list[float]:
-        tokens = zlib.crc32("\0".join(features.tokens).encode())
-        return [float(one) for one in np.random.default_rng([seed, tokens]).random(len(features.tokens))]
+    def drawn(tokens: tuple[str, ...]) -> list[float]:
+        words = zlib.crc32("\0".join(tokens).encode(errors="surrogatepass"))
+        return [float(one) for one in np.random.default_rng([seed, words]).random(len(tokens))]
 
     return on_tokens(trace, drawn)

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.attention import Part, Site, Trace
 from regard.attention.paths import Layers, from_layers, no_layers
 from regard.attention.sites import Weigh
-from regard.errors import NoSuchPart, OptionError, whole_numbers
+from regard.errors import NoSuchPart, OptionError, choose, whole_numbers
 from regard.types import Scores
 
 FAMILY = "attention"
@@ -52,7 +52,7 @@ def raw(
     """
     if heads not in ("mean", "max", "min") and isinstance(heads, str):
         raise OptionError(f"heads={heads!r} is not known. Choose 'mean', 'max', 'min', or the number of a head.")
-    where: Layers = layer
+    where: Layers = choose("layer", layer, ("last",)) if isinstance(layer, str) else layer  # type: ignore[assignment]
 
     def extreme(tile: Tensor, part: Part) -> Tensor:
         return tile.amax(1, keepdim=True) if heads == "max" else tile.amin(1, keepdim=True)

@@ -19,7 +19,7 @@ from regard.progress import Counter
 from regard.types import Scores, Subject
 
 FAMILY = "attention"
-NEEDS = ("reruns",)
+NEEDS = ("gradients", "reruns")
 CITE = "brunner2020identifiability"
 FORMULA = "‖∂e_q/∂x_i‖ / Σ_j ‖∂e_q/∂x_j‖"
 PASSES = "2 forward; a readout row: one backward a channel, or `probes`"

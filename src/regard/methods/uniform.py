@@ -15,5 +15,5 @@ OF = "logit"
 
 
 def uniform(trace: Trace) -> Scores:
-    """The same share for every token, special ones included: ``(example, row)``."""
-    return on_tokens(trace, lambda features: [1 / len(features.tokens)] * len(features.tokens))
+    """The same share for every token, special ones and those of a source included: ``(example, row)``."""
+    return on_tokens(trace, lambda tokens: [1 / len(tokens)] * len(tokens))

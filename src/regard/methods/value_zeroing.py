@@ -20,7 +20,14 @@ CITE = "mohebbi2023quantifying"
 FORMULA = "1 − cos(e_q, e_q without v_k), rows divided by their sums"
 PASSES = "2 forward; a layer: one run of it a token"
 OF = "logit"
-cannot = no_layers
+
+
+def cannot(trace: Trace) -> str | None:
+    """There must be layers, with a residual connection, around sites."""
+    pools = [site for site in trace.sites if site.kind in ("pool", "samples")]
+    if pools:
+        return f"site {pools[0].index} ({pools[0].name}, {pools[0].kind}) is not in a layer that turns rows into rows."
+    return no_layers(trace)
 
 
 def value_zeroing(trace: Trace, *, layers: Layers = "last", per_layer: bool = False, matrix: bool = False) -> Scores:
