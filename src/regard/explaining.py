@@ -258,7 +258,8 @@ def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None
         return False, total, _encoded(subject, inputs, size)
     batch = batch_of(subject, inputs)
     parts = [inputs] if not isinstance(inputs, tuple) else list(inputs)
-    tensors = any(isinstance(part, Tensor) for part in parts) and not hasattr(subject, "pictures_of")
+    picture = isinstance(inputs, Tensor) and inputs.dim() == 3 and hasattr(subject, "pictures_of")
+    tensors = any(isinstance(part, Tensor) for part in parts) and not picture
     many = len(batch) > 1 or tensors or isinstance(inputs, (Batch, Mapping))
     chunks = (batch.pick(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size))
     return not many, len(batch), iter([batch]) if len(batch) <= size else chunks

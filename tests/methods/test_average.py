@@ -35,18 +35,19 @@ def test_a_decoder_padded_on_the_left(tokenizer, build):
         assert_close(why.scores, mean_of_layers_and_heads(continued(model, tokenizer, text).weights, -1))
 
 
-def test_an_encoder_decoder_averages_each_kind_of_attention(tokenizer):
+def test_an_encoder_decoder_averages_over_all_layers_that_are_read(tokenizer):
     model = t5(tokenizer)
     pairs = [("a moving film", "so it is"), ("so", "dull")]
     for why, pair in zip(regard.explain(regard.seq2seq(model, tokenizer), pairs, method="average"), pairs, strict=True):
         run, kinds = produced(model, tokenizer, *pair)
-        by_kind = {
-            wanted: mean_of_layers_and_heads(
-                [w for w, kind in zip(run.weights, kinds, strict=True) if kind == wanted], -1
-            )
+        some = {
+            wanted: [w for w, kind in zip(run.weights, kinds, strict=True) if kind == wanted]
             for wanted in ("rows source", "rows rows")
         }
-        assert_close(why.scores, torch.cat(list(by_kind.values())))
+        total = sum(map(len, some.values()))
+        parts = [mean_of_layers_and_heads(weights, -1) * len(weights) / total for weights in some.values()]
+        assert_close(why.scores, torch.cat(parts))
+        assert why.scores.sum() == pytest.approx(1)
 
 
 def test_features_of_an_ft_transformer_are_ranked_as_gorishniy_et_al_do():

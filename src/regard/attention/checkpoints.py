@@ -84,7 +84,7 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
                 flat = [one.detach().requires_grad_() if _is_state(one) else one for one in flat]
                 args, kwargs = pytree.tree_unflatten(flat, tree)
             started = True
-            options = {"use_reentrant": False, "preserve_rng_state": False}
+            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
             result = torch.utils.checkpoint.checkpoint(forward, *args, **options, **kwargs)
             give_back()  # measured: a quarter of the peak otherwise
             return result

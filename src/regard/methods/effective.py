@@ -81,7 +81,8 @@ def _transformed(site: Site) -> Tensor:
     if site.onward is None:  # nothing is known of a projection: V itself
         return values
     directions, sizes, _ = torch.linalg.svd(site.onward.projection.double(), full_matrices=False)
-    return values @ (directions * sizes[:, None])
+    thin: Tensor = values @ (directions * sizes[:, None])
+    return thin
 
 
 def _basis(t: Tensor, allowed: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -63,14 +63,15 @@ def _two_sequences(trace: Trace, sites: Sequence[Site]) -> tuple[Tensor, Tensor]
     assert trace.batch.source is not None
     real: dict[Strand, Tensor] = {"rows": trace.real, "source": trace.batch.source.real}
     must_fit("the relevance between two sequences", (len(trace.batch), sum(trace.batch.lengths) ** 2))
-    dtype = sites[-1].dtype
+    dtype, device = sites[-1].dtype, trace.real.device
+    sizes = {name: one.shape[1] for name, one in real.items()}
     relevance: Relevance = {
-        (a, b): torch.diag_embed(real[a].to(dtype))
-        if a == b
-        else real[a].new_zeros(*real[a].shape, real[b].shape[1], dtype=dtype)
+        (a, b): torch.zeros(len(trace.batch), sizes[a], sizes[b], dtype=dtype, device=device)
         for a in real
         for b in real
     }
+    for a in real:
+        relevance[a, a] = torch.diag_embed(real[a].to(dtype))
     for layer in co_layers(trace, sites):
         added = [_added(relevance, site.matrix(weigh=positive(site)), *ends(trace, site)) for site in layer]
         for terms in added:  # all of one layer are computed before any is applied

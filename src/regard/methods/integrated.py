@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention import Part, Rerun, Site, Trace, edits
 from regard.attention.paths import Layers, from_layers, no_layers
 from regard.attention.sites import Weigh
-from regard.errors import NoGradient, OptionError, choose, whole_numbers
+from regard.errors import OptionError, choose, whole_numbers
 from regard.types import Scores
 
 FAMILY = "attention"
@@ -58,7 +58,7 @@ def integrated(
     if steps < 1:
         raise OptionError(f"steps={steps} must be 1 or more.")
     if trace.score is None:
-        raise NoGradient("integrated explains a scalar: pass target=, a function of the output.")
+        trace.subject.score(trace.output, None, trace.of)  # says what to pass
     rerun = Rerun(trace.subject, trace.batch)
     changes, errors = [], []
 
