@@ -22,7 +22,9 @@ def test_effects_are_the_gradients_of_gates(classifier, tokenizer):
         step = 1e-5
         logits = [
             regard.intervene(
-                subject, text, regard.edits.gate(row.head, torch.tensor([1 + sign * step], dtype=torch.float64), sites=row.layer)
+                subject,
+                text,
+                regard.edits.gate(row.head, torch.tensor([1 + sign * step], dtype=torch.float64), sites=row.layer),
             )[0, 2]
             for sign in (1, -1)
         ]

@@ -62,12 +62,13 @@ class Method:
                 return self.function(trace, **options)
         except NotServed as problem:
             reason = str(problem)
-        raise NotServed(f"{self.name}: {reason} {those_that_can(trace)}") from None
+        raise NotServed(f"{self.name}: {reason} {those_that_can(trace, but=self.name)}") from None
 
 
-def those_that_can(trace: Trace) -> str:
-    """A sentence that lists the attention methods which a trace can serve."""
-    able = [one.name for one in found().values() if one.family == "attention" and one.cannot(trace) is None]
+def those_that_can(trace: Trace, but: str) -> str:
+    """A sentence that lists the attention methods which a trace can serve, without the one that it could not."""
+    some = [one for one in found().values() if one.family == "attention" and one.name != but]
+    able = [one.name for one in some if one.cannot(trace) is None]
     return f"Methods that can: {', '.join(able) or 'none'}."
 
 

@@ -173,14 +173,15 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
     pictures = _pictures(trace)
     explanations = []
     for example in range(len(batch)):
-        shown = [_until(part.features[example], upto if part is batch else None) for _, part, _ in sequences]
+        shown = [part.features[example].until(upto if part is batch else None) for _, part, _ in sequences]
         pieces = [array[example][..., list(some.rows)] for array, some in zip(arrays, shown, strict=True)]
         queries = None
         if "query" in scores.axes:
             axis = scores.axes.index("query")
             asked = batch.sequence_of(pieces[0].shape[axis])
-            lines = list(asked.features[example].rows) if asked else range(pieces[0].shape[axis])
-            queries = asked.features[example].tokens if asked else tuple(map(str, lines))
+            named = asked.features[example].until(upto if asked is batch else None) if asked else None
+            lines = list(named.rows) if named else range(pieces[0].shape[axis])
+            queries = named.tokens if named else tuple(map(str, lines))
             pieces = [np.take(piece, lines, axis) for piece in pieces]
         numbers = np.concatenate(pieces, -1)
         if not np.isfinite(numbers).all():
@@ -226,18 +227,6 @@ def _pictures(trace: Trace) -> Sequence[Any]:
     """Of subjects that look at some; otherwise None for each example."""
     seen = getattr(trace.subject, "pictures_of", lambda batch: None)(trace.batch)
     return [None] * len(trace.batch) if seen is None else seen
-
-
-def _until(features: Features, row: int | None) -> Features:
-    """The tokens up to a row, and their words."""
-    if row is None or not features.rows or features.rows[-1] <= row:
-        return features
-    count = sum(one <= row for one in features.rows)
-    tokens, word = features.tokens[:count], features.word[:count]
-    words = list(features.words[: max((one + 1 for one in word if one is not None), default=0)])
-    if words and len(words) - 1 in features.word[count:]:  # it ends in the middle of a word
-        words[-1] = "".join(token for token, one in zip(tokens, word, strict=True) if one == len(words) - 1).strip()
-    return Features(tokens, features.rows[:count], tuple(words), word)
 
 
 def _joined(several: Sequence[Features]) -> Features:
@@ -330,7 +319,7 @@ def _produced(
             if once:
                 output = outputs[place : place + 1]
                 score = subject.score(output, [token], job.of)
-                trace = replace(found.at(row), output=output, score=score, check=found.check)
+                trace = replace(found.at(row).until(row), output=output, score=score, check=found.check)
             else:
                 trace = job.trace(batch, [token], subject=subject.at(row), verified=found.check.readout)
             explanations += _records(job, trace, job.method(trace, **job.options), upto=row)

@@ -47,6 +47,18 @@ class Features:
         word = tuple(None if name in special else next(count) for name in names)
         return cls(tuple(names), tuple(rows), words, word)
 
+    def until(self, row: int | None) -> Features:
+        """The tokens up to a row, and their words; None: all of them."""
+        if row is None or not self.rows or self.rows[-1] <= row:
+            return self
+        count = sum(one <= row for one in self.rows)
+        tokens, word = self.tokens[:count], self.word[:count]
+        words = list(self.words[: max((one + 1 for one in word if one is not None), default=0)])
+        if words and len(words) - 1 in self.word[count:]:  # it ends in the middle of a word
+            pieces = [token for token, one in zip(tokens, word, strict=True) if one == len(words) - 1]
+            words[-1] = "".join(piece.removeprefix("##") for piece in pieces).strip()  # as WordPiece marks them
+        return Features(tokens, self.rows[:count], tuple(words), word)
+
     def followed_by(self, other: Features) -> Features:
         """These, and after them those of another sequence."""
         count = len(self.words)

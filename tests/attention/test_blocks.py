@@ -72,7 +72,7 @@ def test_states_before_and_after_are_the_models_own_hidden_states(case):
 
 
 def test_a_block_run_again_gives_the_same(case):
-    for block in case.blocks.values():
+    for block in find_blocks(case.trace)[0].values():  # a cache that it was given changes as it is run
         with torch.no_grad():
             again = block.again()
         same((again[0] if isinstance(again, tuple) else again)[case.trace.real], block.after[case.trace.real])

@@ -323,7 +323,7 @@ def test_what_is_refused(tokenizer, inputs, options, said):
 
 
 def test_subjects_without_one_stream_of_states_are_refused(tokenizer):
-    with pytest.raises(errors.NotServed, match="no submodule holds an attention site"):
+    with pytest.raises(errors.NotServed, match="follows one sequence through self-attention"):
         regard.identifiability(regard.pooled(regard.models.toys.decisive()), ["so good", "the awful"])
     with pytest.raises(errors.NotServed):
         regard.identifiability(

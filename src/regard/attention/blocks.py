@@ -7,14 +7,15 @@ after it.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regard.attention.replay import Call, Running, shadowed
+from regard.attention.replay import PLAIN, Call, Running, shadowed
 from regard.attention.running import run, undisturbed
 from regard.attention.sites import Site
 from regard.attention.sources import Fused, Given
@@ -33,12 +34,14 @@ class Block:
         again: does it again, with the arguments it had.
         before: ``(example, row, channel)``: the state of the rows that went in.
         after: the same of what came out.
+        rows_first: the model has rows before examples.
     """
 
     call: Call
     again: Running
     before: Tensor
     after: Tensor
+    rows_first: bool
 
 
 def find_blocks(
@@ -52,6 +55,9 @@ def find_blocks(
         leaf: the call whose input is made a leaf of the graph, which is kept from there on; it is returned, too.
     """
     batch = batch or trace.batch
+    alike = len(batch) > 1 and any(site.shape[2] == len(batch) for site in trace.sites)
+    # as many examples as rows: which axis is which is seen where there is one example
+    known = find_blocks(trace, batch.pick([0]))[0] if alike else {}
     found: dict[int, Block] = {}
     leaves: list[Tensor] = []
     tape = Tape(trace.subject.model, batch)
@@ -62,12 +68,16 @@ def find_blocks(
             torch.set_grad_enabled(True)  # `run` restores it
             forward, start = _with_leaf(forward)
             leaves.append(start)
+        again = Running(forward.func, *_own(forward.args), **_own(forward.keywords))  # a cache changes as it is used
         output = forward()
         if tape.count == before + 1:
             shape = (len(batch), trace.sites[before].shape[2])
-            went_in, came_out = (_state(given, shape) for given in ((forward.args, forward.keywords), output))
-            if went_in is not None and came_out is not None:
-                found[before] = Block(call, forward, went_in, came_out)  # outer calls end later, and stay
+            for rows_first in [known[before].rows_first] if before in known else [False, True]:
+                states = [_state(x, shape, rows_first) for x in ((forward.args, forward.keywords), output)]
+                if states[0] is not None and states[1] is not None:
+                    # outer calls end later, and stay
+                    found[before] = Block(call, again, states[0], states[1], rows_first)
+                    break
         return output
 
     with undisturbed(trace.subject.model), shadowed(trace.subject.model, called):
@@ -123,8 +133,8 @@ class _Changed(Tape):
 
 def _run_again(trace: Trace, block: Block, tape: Tape) -> Tensor:
     with torch.no_grad(), undisturbed(trace.subject.model), tape:
-        output = block.again()
-    state = _state(output, block.after.shape)
+        output = block.again.func(*_own(block.again.args), **_own(block.again.keywords))
+    state = _state(output, block.after.shape, block.rows_first)
     assert state is not None
     return state
 
@@ -140,13 +150,24 @@ def _with_leaf(forward: Running) -> tuple[Running, Tensor]:
     return Running(forward.func, *args, **keywords), flat[place]
 
 
-def _state(given: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """The first tensor ``(example, row, channel)``, or with rows first, in what a call was given or returned."""
-    examples, rows = shape[:2]
+def _state(given: Any, shape: tuple[int, ...], rows_first: bool) -> Tensor | None:
+    """The first tensor ``(example, row, channel)``, however the model has it, in what a call was given or returned."""
+    lead = shape[1::-1] if rows_first else shape[:2]
     for one in pytree.tree_leaves(given):
-        if isinstance(one, Tensor) and one.is_floating_point() and one.dim() == 3:
-            if one.shape[:2] == (examples, rows):
-                return one
-            if one.shape[:2] == (rows, examples):
-                return one.transpose(0, 1)
+        if isinstance(one, Tensor) and one.is_floating_point() and one.dim() == 3 and one.shape[:2] == tuple(lead):
+            return one.transpose(0, 1) if rows_first else one
     return None
+
+
+def _own(given: Any) -> Any:
+    """The same, with copies of objects that a call may write into: a cache, say. Tensors are shared."""
+    if isinstance(given, (list, tuple)) and type(given) in (list, tuple):
+        return type(given)(map(_own, given))
+    if isinstance(given, dict):
+        return {name: _own(value) for name, value in given.items()}
+    if isinstance(given, (Tensor, nn.Module, *PLAIN)) or not hasattr(given, "__dict__") or callable(given):
+        return given
+    copied = copy.copy(given)
+    for name, value in vars(given).items():
+        object.__setattr__(copied, name, _own(value))
+    return copied

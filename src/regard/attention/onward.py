@@ -7,6 +7,7 @@ The projection is the next linear map that consumes the result. It is proved on 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class _Path:
     residual: Tensor | None = None
     total: Tensor | None = None
     norm: tuple[Tensor, float] | None = None
+    parallel: bool = False  # something else that was computed after the site is in the sum, too
     goes_on: bool = False  # the sum itself is added to something later: the block is pre-norm
 
 
@@ -64,9 +66,14 @@ class OnwardTape(Tape):
 
     def _follow(self, name: str, given: list[Any], kwargs: dict[str, Any], result: Tensor) -> None:
         tensors = [x for x in given if isinstance(x, Tensor)]
-        place, known = next(((i, self.carried[x]) for i, x in enumerate(tensors) if x in self.carried), (0, None))
-        if known is None:
+        carried = [(place, self.carried[x]) for place, x in enumerate(tensors) if x in self.carried]
+        if name in ADD:
+            for _, (path, stage) in carried:
+                path.goes_on |= stage == "total"
+            carried = [(place, known) for place, known in carried if known[1] != "total"]
+        if not carried:
             return
+        place, known = carried[0]
         path, stage = known
         others = tensors[:place] + tensors[place + 1 :]
         if name in CARRY:
@@ -82,9 +89,8 @@ class OnwardTape(Tape):
             old = self.born.get(others[0], 0) <= path.number and not isinstance(others[0], nn.Parameter)
             if old and result is not others[0]:  # written into, it would no longer be what it was
                 path.residual, path.total = others[0], result
+            path.parallel |= not old and not isinstance(others[0], nn.Parameter)
             self.carried[result] = (path, "total" if old else "projected")
-        elif stage == "total" and name in ADD:
-            path.goes_on = True
         elif stage == "total" and name == "layer_norm" and path.norm is None:
             weight = next((x for x in others if x.dim() == 1), torch.ones(result.shape[-1], device=result.device))
             epsilon = next((x for x in reversed(given) if isinstance(x, float)), 1e-5)
@@ -96,8 +102,7 @@ def onward_of(tape: Tape, record: Record, number: int) -> Onward | None:
     if not isinstance(tape, OnwardTape):
         return None
     path = next(path for path in tape.paths if path.number == number)
-    examples, heads, queries, _ = record.source.shape
-    channels, sample = record.source.values.shape[-1], record.sample
+    heads, channels, sample = record.source.shape[1], record.source.values.shape[-1], record.sample
     if path.weight is None or path.projected is None or path.weight.shape[0] != heads * channels:
         return None
     projection = at_least_float(path.weight.detach()).reshape(heads, channels, -1)
@@ -105,22 +110,25 @@ def onward_of(tape: Tape, record: Record, number: int) -> Onward | None:
     if path.bias is not None:
         expected = expected + path.bias.detach()
     shown = tape.real_rows(record, 2)[:, sample.rows]
-    for examples_first in (True, False):
 
-        def rows(x: Tensor | None, first: bool = examples_first) -> Tensor | None:
-            """``(example, query, output)``, whichever of the two axes comes first."""
-            if x is None or x.numel() != examples * queries * x.shape[-1]:
-                return None
-            x = at_least_float(x.detach())
-            if first:
-                return x.reshape(examples, queries, -1)
-            return x.reshape(queries, examples, -1).transpose(0, 1)
+    def proved(found: Tensor) -> bool:
+        gap = (found[:, sample.rows] - expected).abs()[shown].max()
+        return bool(gap <= 10 * TOLERANCE.get(record.sample.out.dtype, 1e-4) * expected.abs()[shown].max())
 
-        seen = rows(path.projected)
-        if seen is None:
-            return None
-        gap = (seen[:, sample.rows] - expected).abs()[shown].max()
-        if gap <= 10 * TOLERANCE.get(path.projected.dtype, 1e-4) * expected.abs()[shown].max():
-            norm = None if path.goes_on else path.norm
-            return Onward(projection, rows(path.residual), norm, rows(path.total))
-    return None
+    if not any(proved(projected) for (projected,) in _arranged(record, path.projected)):
+        return None
+    if path.residual is not None and path.total is not None:
+        for residual, total in _arranged(record, path.residual, path.total):
+            if path.parallel or proved(total - residual):  # what else was added cannot be told apart from the sum
+                norm = None if path.goes_on or path.parallel else path.norm
+                return Onward(projection, residual, norm, total)
+    return Onward(projection, None, None, None)
+
+
+def _arranged(record: Record, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """``(example, query, output)``, whichever of the two axes comes first."""
+    examples, _, queries, _ = record.source.shape
+    if all(x.numel() == examples * queries * x.shape[-1] for x in tensors):
+        floats = [at_least_float(x.detach()) for x in tensors]
+        yield tuple(x.reshape(examples, queries, -1) for x in floats)
+        yield tuple(x.reshape(queries, examples, -1).transpose(0, 1) for x in floats)

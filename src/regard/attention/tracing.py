@@ -150,6 +150,19 @@ class Trace:
         check = replace(self.check, readout=f"not measured: token {token} was chosen")
         return replace(self, readout=chosen.to(self.readout), score=None, check=check)
 
+    def until(self, row: int) -> Trace:
+        """The same trace of a model that looks only back, as if the input had ended at this row."""
+        upto = torch.arange(self.real.shape[1], device=self.real.device) <= row
+        batch = replace(self.batch, real=self.real & upto, features=tuple(one.until(row) for one in self.features))
+
+        def cut(real: Tensor) -> Tensor:
+            return real & upto.to(real.device) if real.shape[1] == len(upto) else real
+
+        sites = [replace(site, real=cut(site.real), real_keys=cut(site.real_keys)) for site in self.sites]
+        for site, whole in zip(sites, self.sites, strict=True):
+            vars(site)["proof"] = whole.proof
+        return replace(self, sites=Sites(sites), batch=batch)
+
     def looks(self) -> Tensor:
         """``(site, example, head, key)``: where the readout looks, for traces whose sites all have the same shape.
 

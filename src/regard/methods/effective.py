@@ -98,13 +98,13 @@ def _project(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _null_space(site: Site, trace: Trace) -> Tensor:
-    """``(example, head)``: keys that the (first) row of the readout can see, minus the rank of T over these."""
+    """``(example, head)``: its dimension, for the row of the readout that sees most keys: no other has a larger one."""
     readout = site.on_queries(trace.readout)
-    rows = (readout > 0).long().argmax(-1)  # example
     transformed, epsilon = _transformed(site), torch.finfo(site.dtype).eps
     result = []
-    for example, row in enumerate(rows.tolist()):
-        part = Part(slice(example, example + 1), slice(0, site.heads), torch.tensor([row], device=readout.device))
-        allowed = site.allowed(part, site.shape[3]).expand(1, site.heads, 1, -1)[:, :, 0]
+    for example in range(len(readout)):
+        part = Part(slice(example, example + 1), slice(0, site.heads), readout[example].nonzero().squeeze(-1))
+        allowed = site.allowed(part, site.shape[3]).expand(1, site.heads, -1, -1)
+        allowed = allowed[:, :, int(allowed.sum((0, 1, 3)).argmax())]
         result.append(allowed.sum(-1) - _basis(transformed[part.examples], allowed, epsilon)[1])
     return torch.cat(result)

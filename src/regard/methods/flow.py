@@ -36,7 +36,7 @@ def flow(trace: Trace, *, alpha: float = 0.5) -> Scores:
 
     A node for each layer and row; from (l, q) to (l−1, k) leads an edge of capacity αI + (1−α)Ā_l. Each token is the
     sink of a flow of its own: the payoff of a set S of players (tokens) is the flow that reaches S when all of it may
-    be used, and flow is the Shapley value of that game only where the tokens do not compete for pipes.
+    be used. A flow is at least the Shapley value of that game, and equal to it where tokens do not compete for pipes.
 
     NOTE[DIFF] the paper divides by the sum over tokens; scores here are the flows. Where the readout is several rows, a
     source above them feeds row q by an edge of capacity r_q; with one row this is the paper's.

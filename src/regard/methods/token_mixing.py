@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard.attention import Trace, trace
-from regard.attention.blocks import Block, find_blocks
+from regard.attention.blocks import Block, block_of, find_blocks
 from regard.attention.paths import no_path
 from regard.errors import InputError, NotServed, OptionError, choose, whole_numbers
 from regard.memory import must_fit
@@ -56,6 +57,8 @@ def token_mixing(
     blocks, _ = find_blocks(trace)
     start = _first(blocks)
     layers = sorted(blocks) if per_layer else sorted(blocks)[-1:]
+    for layer in {min(blocks), *layers}:
+        block_of(trace, blocks, trace.sites[layer])  # raises if it is not a whole layer
     channels = blocks[layers[-1]].after.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     directions = torch.eye(channels)
@@ -63,7 +66,7 @@ def token_mixing(
         directions = torch.randn(probes, channels, generator=generator)
     examples, rows = trace.real.shape
     must_fit("the attributions", (examples, len(layers), rows, rows))
-    squares = torch.zeros(examples, len(layers), rows, rows)  # example layer query input
+    squares = torch.zeros(examples, len(layers), rows, rows, dtype=trace.sites[0].dtype)  # example layer query input
     wanted = [one.nonzero().squeeze(-1).tolist() for one in (trace.real if matrix else trace.readout > 0)]
     with Counter("token mixing", len(directions) * sum(map(len, wanted))) as counter:
         for example, queries in enumerate(wanted):
@@ -81,7 +84,8 @@ def token_mixing(
                         raise NotServed("the states cannot be differentiated by what goes into the first layer.")
                     scalar = (states * directions[one].to(states)).sum()
                     (gradient,) = torch.autograd.grad(scalar, [leaf], retain_graph=True)
-                    sizes = gradient[: len(query)].float().square().sum(-1).cpu()  # copy input
+                    gradient = gradient.transpose(0, 1) if start.rows_first else gradient
+                    sizes = gradient[: len(query)].to(squares.dtype).square().sum(-1).cpu()  # copy input
                     squares[example, number].index_add_(0, query, sizes)
                 counter.advance(len(query))
     norms = squares.sqrt() * trace.real.cpu()[:, None, None]
@@ -128,9 +132,12 @@ def identifiability(
     states: list[list[NDArray[np.float32]]] = []  # example; the input, then each layer: (token, channel)
     with Counter("reading states", len(examples)) as counter:
         for example in examples:
-            found, _ = find_blocks(trace(subject, [example]))
+            read_from = trace(subject, [example])
+            if reason := cannot(read_from):
+                raise NotServed(f"inputs[{counter.done}]: {reason}")
+            found, _ = find_blocks(read_from)
             first = _first(found)
-            rows = torch.tensor(subject.encode([example]).features[0].rows)
+            rows = torch.tensor(read_from.features[0].rows)
             read = [first.before, *(found[layer].after for layer in sorted(found))]
             states.append([state[0, rows.to(state.device)].float().numpy(force=True) for state in read])
             counter.advance()
@@ -166,8 +173,12 @@ def _fitted(recover: Recover, seen: list[list[NDArray[np.float32]]], layer: int,
     from sklearn.neural_network import MLPRegressor
 
     size = float(states.std()) or 1.0
-    fitted = MLPRegressor((states.shape[1],), random_state=seed, max_iter=200, early_stopping=len(states) > 100)
-    fitted.fit(states / size, inputs)
+    fitted = MLPRegressor(
+        hidden_layer_sizes=(states.shape[1],), random_state=seed, max_iter=200, early_stopping=len(states) > 100
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that 200 epochs were not enough shows in the rate
+        fitted.fit(states / size, inputs)
     return lambda some: fitted.predict(some / size)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from regard.attention.running import undisturbed
-from regard.errors import EmptyInput, InputError, OptionError, SubjectError, TooLong, WrongTarget
+from regard.errors import EmptyInput, InputError, OptionError, SubjectError, TooLong, WrongTarget, whole_numbers
 from regard.subjects import targets
 from regard.subjects.loading import expected, load
 from regard.subjects.tokens import (
@@ -74,13 +74,14 @@ class CausalSubject:
         if len(batch) != 1:
             raise InputError(f"inputs has {len(batch)} prompts: pass one at a time to have its continuation explained.")
         ids = batch.inputs["input_ids"]
+        if generate is not None and whole_numbers("generate", generate)[0] < 1:
+            raise OptionError(f"generate={generate!r}: at least one token must be generated.")
         if continuation is None:
-            said = self._generated(batch.inputs, int(generate or 0))
+            said = self._generated(batch.inputs, generate or 1)
         else:
-            said = self.tokenizer(continuation, add_special_tokens=False)["input_ids"]
-            said = said if generate is None else said[:generate]
+            said = self.tokenizer(continuation, add_special_tokens=False)["input_ids"][:generate]
         if not said:
-            raise EmptyInput(f"continuation={continuation!r}, generate={generate!r}: there is no token to explain.")
+            raise EmptyInput(f"continuation={continuation!r}: there is no token to explain.")
         count, limit = ids.shape[1] + len(said) - 1, self.reader.limit
         if limit is not None and count > limit and self.reader.over_limit != "allow":
             raise TooLong(f"prompt and continuation have {count} tokens, but the model takes {limit}.")
@@ -103,8 +104,6 @@ class CausalSubject:
         return logits if kept else logits[wanted]
 
     def _generated(self, inputs: Mapping[str, Any], most: int) -> list[int]:
-        if most < 1:
-            raise OptionError(f"generate={most!r}: at least one token must be generated.")
         generate: Any = self.model.generate
         with undisturbed(self.model), torch.no_grad():
             found = generate(

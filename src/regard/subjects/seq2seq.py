@@ -82,10 +82,11 @@ class Seq2SeqSubject:
         """A text and what is made of it, generated greedily or given: the batch, the decoder's rows, the tokens."""
         if not isinstance(inputs, str):
             raise InputError(f"inputs={inputs!r}: pass one text to have what is made of it explained.")
-        if generate is not None and generate < 1:
+        if generate is not None and whole_numbers("generate", generate)[0] < 1:
             raise OptionError(f"generate={generate!r}: at least one token must be generated.")
         subject = replace(self, most=generate or self.most)
         source, features, said = subject._read(inputs if continuation is None else (inputs, continuation))
+        said = [said[0][:generate]]
         return subject._batch(source, features, said), list(range(len(said[0]))), said[0]
 
     def outputs(self, batch: Batch, rows: Sequence[int]) -> Tensor:
