@@ -15,6 +15,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -86,8 +87,7 @@ class Follower:
     """Follows softmax results through one forward pass until they mix values."""
 
     def __init__(self, model: nn.Module) -> None:
-        tensors = [*model.parameters(), *model.buffers()]
-        self.fixed = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+        self.model = model
         self.products = WeakIdKeyDictionary()  # scores: tensor → True
         self.flows = WeakIdKeyDictionary()  # weights and what carries them: tensor → Flow
         self.weighted = WeakIdKeyDictionary()  # weights ∘ values, not yet summed: tensor → (weights, values)
@@ -122,6 +122,12 @@ class Follower:
         """Whether a tensor is on its way to become attention: scores, or weights that have not met their values."""
         flow = self.flows.get(tensor)
         return tensor in self.products or (flow is not None and not flow.settled)
+
+    @cached_property
+    def fixed(self) -> set[int]:
+        """Where parameters and buffers lie; most models, which are fused, never ask."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model, or a view of one."""

@@ -81,7 +81,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     Blocks may nest and, in several threads, overlap: the first sets eval mode, the last one restores.
     """
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"} if torch.cuda.is_available() else ()
     with torch.random.fork_rng(devices=list(devices)):
         with _lock:
             blocks, modes = _evaluated.get(model, (0, []))

@@ -124,8 +124,10 @@ class Fused:
         ):  # it rounds badly: a finite "minus infinity", or steep scores
             yield from row_blocks(self, rows)
             return
-        q = at_least_float(self.q[:, :, rows])
-        q = torch.cat([q * self.scale, -self.lse[:, :, rows, None].to(q.dtype)], -1)
+        every = len(rows) == self.q.shape[2]  # no need for a copy then
+        q, lse = (x if every else x[:, :, rows] for x in (self.q, self.lse))
+        q = at_least_float(q)
+        q = torch.cat([q * self.scale, -lse[..., None].to(q.dtype)], -1)
         k = at_least_float(self.k)
         k = torch.cat([k, k.new_ones(1).expand(*k.shape[:-1], 1)], -1)
         size = share * min(len(rows), TILE_ROWS) * key * q.element_size()
@@ -146,8 +148,13 @@ class Fused:
             tile = buffer[: left.shape[0] * left.shape[1] * end].view(*left.shape[:2], end)
             torch.bmm(left, right.mT, out=tile)
             tile = tile.view(some.stop - some.start, heads.stop - heads.start, -1, end)
-            self._mask(tile, some, heads, rows[span])
+            # what is hidden is cut after the exp: an exp of minus infinity takes six times as long
+            mask = self._mask_of(some, heads, rows[span], end)
+            if mask is not None and mask.dtype != torch.bool:
+                tile += mask
             tile.exp_()
+            if mask is not None and mask.dtype == torch.bool:
+                tile.masked_fill_(~mask, 0.0)
             if self.causal and in_order:  # the usual tile: a triangle at its end
                 tile[..., end - tile.shape[2] :].tril_()
             elif self.causal:
@@ -168,19 +175,20 @@ class Fused:
 
     def _hide(self, scores: Tensor, examples: slice, heads: slice, rows: Tensor) -> None:
         """Apply the mask and causality to a tile of scores, in place."""
-        self._mask(scores, examples, heads, rows)
+        mask = self._mask_of(examples, heads, rows, scores.shape[-1])
+        if mask is not None and mask.dtype == torch.bool:
+            scores.masked_fill_(~mask, -torch.inf)
+        elif mask is not None:
+            scores += mask
         if self.causal:
             scores.masked_fill_(_after(rows, scores.shape[-1]), -torch.inf)
 
-    def _mask(self, scores: Tensor, examples: slice, heads: slice, rows: Tensor) -> None:
-        if self.mask is not None:
-            mask = self.mask[examples] if self.mask.shape[0] > 1 else self.mask
-            mask = mask[:, heads] if mask.shape[1] > 1 else mask
-            mask = (mask[:, :, rows] if mask.shape[2] > 1 else mask)[..., : scores.shape[-1]]
-            if mask.dtype == torch.bool:
-                scores.masked_fill_(~mask, -torch.inf)
-            else:
-                scores += mask
+    def _mask_of(self, examples: slice, heads: slice, rows: Tensor, keys: int) -> Tensor | None:
+        if self.mask is None:
+            return None
+        mask = self.mask[examples] if self.mask.shape[0] > 1 else self.mask
+        mask = mask[:, heads] if mask.shape[1] > 1 else mask
+        return (mask[:, :, rows] if mask.shape[2] > 1 else mask)[..., :keys]
 
     def map(self, refold: Callable[[Tensor], Tensor]) -> Fused:
         """The same with each tensor's first two axes rearranged."""

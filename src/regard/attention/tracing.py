@@ -61,7 +61,7 @@ class Check:
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """For each site max |A·V − out| / max |out|, on two rows of every head and example."""
+        """For each site max |A·V − out| / max |out|, on two rows of every head of a few examples."""
         return tuple(site.proof.error for site in self.sites)
 
     @property

@@ -132,24 +132,28 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
     # an unknown word is a word all the same
     known = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     special |= torch.isin(encoding["input_ids"], known)
+    # lists: a tensor's single elements are slow
+    every_id, every_odd, every_mask = (x.tolist() for x in (encoding["input_ids"], special, encoding["attention_mask"]))
+    offsets = encoding["offset_mapping"].tolist() if "offset_mapping" in encoding else None
+    names: dict[int, str] = {}
     found = []
     for number, text in enumerate(texts):
-        rows = encoding["attention_mask"][number].nonzero().squeeze(-1).tolist()
-        if "offset_mapping" not in encoding:
-            ids, odd = encoding["input_ids"][number, rows].tolist(), special[number, rows].tolist()
-            found.append(decoded_features(tokenizer, ids, odd, rows))
+        ids, odd = every_id[number], every_odd[number]
+        rows = [row for row, seen in enumerate(every_mask[number]) if seen]
+        if offsets is None:
+            found.append(decoded_features(tokenizer, [ids[row] for row in rows], [odd[row] for row in rows], rows))
             continue
         words: list[str] = []
         word: list[int | None] = []
         word_ids, parts = encoding.word_ids(number), encoding.sequence_ids(number)
         last: tuple[Any, Any, int] | None = None  # part of the pair, pre-tokenizer's word, end
         for row in rows:
-            if special[number, row]:
+            if odd[row]:
                 word.append(None)
                 continue
             part = parts[row] or 0
             source = text if isinstance(text, str) else text[part]
-            start, end = encoding["offset_mapping"][number, row].tolist()
+            start, end = offsets[number][row]
             inside = source[start:end]
             start += len(inside) - len(inside.lstrip())  # byte-level tokens begin with their space
             if start == end and words:  # white space alone belongs to the word before it
@@ -162,7 +166,8 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
                 words.append(source[start:end] or inside)
             word.append(len(words) - 1)
             last = (part, word_ids[row], max(end, last[2]) if last is not None and last[0] == part else end)
-        tokens = tuple(tokenizer.decode([int(encoding["input_ids"][number, row])]) for row in rows)
+        names |= {ids[row]: tokenizer.decode([ids[row]]) for row in rows if ids[row] not in names}
+        tokens = tuple(names[ids[row]] for row in rows)
         found.append(Features(tokens, tuple(rows), tuple(words), tuple(word)))
     for text, features in zip(texts, found, strict=True):
         if not features.words:
