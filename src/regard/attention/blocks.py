@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from regard.attention.replay import PLAIN, Call, Running, shadowed
-from regard.attention.running import run, undisturbed
+from regard.attention.running import must_differentiate, run, undisturbed
 from regard.attention.sites import Site
 from regard.attention.sources import Fused, Given
 from regard.attention.tape import Record, Tape, attend
@@ -55,6 +55,8 @@ def find_blocks(
         leaf: the call whose input is made a leaf of the graph, which is kept from there on; it is returned, too.
     """
     batch = batch or trace.batch
+    if leaf is not None:
+        must_differentiate(trace.subject.model)
     alike = len(batch) > 1 and any(site.shape[2] == len(batch) for site in trace.sites)
     # as many examples as rows: which axis is which is seen where there is one example
     known = find_blocks(trace, batch.pick([0]))[0] if alike else {}

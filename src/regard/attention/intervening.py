@@ -16,7 +16,7 @@ from regard.attention.editing import Editor, Plan, Spot, Step, padded_rows
 from regard.attention.edits import Edit, custom, numbered, scale
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
-from regard.attention.running import batch_of, out_of_memory, record, run, undisturbed
+from regard.attention.running import batch_of, must_differentiate, out_of_memory, record, run, undisturbed
 from regard.attention.sites import TOLERANCE, Site
 from regard.attention.sources import at_least_float
 from regard.attention.tape import Reading, Tape
@@ -167,6 +167,7 @@ class Rerun:
         Returns:
             The gradients' sum over variants, ``(example, head, query, channel)``, and scores ``(variant, example)``.
         """
+        must_differentiate(self.subject.model)
         plan = replace(self._plan(self.resolve(edits), variants, gradients=False), leaf=site)
         total, size = torch.zeros(()), len(self.batch)
 
@@ -179,8 +180,8 @@ class Rerun:
             if not scores.requires_grad:
                 raise NoGradient("the target does not depend differentiably on the model's output.")
             (gradient,) = torch.autograd.grad(scores.sum(), [leaf], allow_unused=True)
-            if gradient is not None:
-                total = total + at_least_float(record.fold(gradient)).unflatten(0, (-1, size)).sum(0)
+            gradient = torch.zeros_like(leaf) if gradient is None else gradient  # the output does not depend on it
+            total = total + at_least_float(record.fold(gradient)).unflatten(0, (-1, size)).sum(0)
             return scores.detach().flatten()
 
         with undisturbed(self.subject.model):

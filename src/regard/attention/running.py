@@ -70,6 +70,13 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tenso
         raise
 
 
+def must_differentiate(model: nn.Module) -> None:
+    """Refuse models with integer-quantised layers: gradients would go around them, and be wrong without a word."""
+    for name, module in model.named_modules():
+        if ".quantized." in type(module).__module__:
+            raise NoGradient(f"{name} is an integer-quantised {type(module).__name__}, which has no gradient.")
+
+
 def out_of_memory(problem: BaseException) -> bool:
     """Whether it failed for want of memory, so that less at a time may work."""
     return isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(problem)

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.onward import onward_of
 from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
-from regard.attention.running import batch_of, record, undisturbed
+from regard.attention.running import batch_of, must_differentiate, record, undisturbed
 from regard.attention.sites import Kind, Site
 from regard.attention.sources import Fused, at_least_float
 from regard.attention.tape import Record, Tape
@@ -236,6 +236,8 @@ def traced(
     verified: str | None = None,
 ) -> Trace:  # fmt: skip
     """The trace of an encoded batch; ``verified``: how the readout is known, if it need not be measured again."""
+    if gradients:
+        must_differentiate(subject.model)
     with undisturbed(subject.model):
         tape, output = record(subject, batch, gradients=gradients, onward=onward)
         score = None
@@ -299,6 +301,8 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
             "the model checkpoints its activations with use_reentrant=True, which cannot be differentiated by single "
             "tensors. Use use_reentrant=False, or switch checkpointing off."
         ) from problem
+    if all(gradient is None for gradient in found):
+        raise NoGradient(f"the target {score.names[0]!r} does not depend differentiably on any attention site.")
     return [
         torch.zeros_like(out) if gradient is None else gradient.detach()
         for out, gradient in zip(outs, found, strict=True)
