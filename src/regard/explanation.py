@@ -136,13 +136,13 @@ class Explanation:
         groups: dict[Any, list[int]] = {}
         for token, word in enumerate(self.features.word):
             groups.setdefault(("token", token) if word is None else word, []).append(token)
-        for word, tokens in groups.items():
+        for place, (word, tokens) in enumerate(groups.items()):
             if kept := [token for token in tokens if shown[token]]:
                 odd = isinstance(word, tuple)
                 name = self.features.tokens[kept[0]] if odd else self.features.words[word]
                 numbers = scores[kept]
                 score = numbers[np.abs(numbers).argmax()] if reduce == "max" else getattr(numbers, reduce)()
-                rows.append({"position": len(rows), "word": name, "special": odd, "score": float(score)})
+                rows.append({"position": place, "word": name, "special": odd, "score": float(score)})
         return pd.DataFrame(rows, columns=["position", "word", "special", "score"])
 
     def plot(self, kind: str | None = None) -> draw.Picture:
