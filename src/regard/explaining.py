@@ -25,9 +25,9 @@ from regard.errors import (
     NoGradient,
     NotServed,
     OptionError,
-    RegardError,
     WrongTarget,
     choose,
+    non_finite,
     whole_numbers,
 )
 from regard.explanation import Explanation
@@ -185,9 +185,7 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
             pieces = [np.take(piece, lines, axis) for piece in pieces]
         numbers = np.concatenate(pieces, -1)
         if not np.isfinite(numbers).all():
-            raise RegardError(
-                f"{job.method.name} gave NaN or Inf for example {example}. Please report it with the model's class."
-            )
+            raise non_finite(f"what {job.method.name} gives for example {example}")
         explanations.append(Explanation(
             scores=numbers,
             axes=(*scores.axes, "token"),
@@ -256,8 +254,6 @@ def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None
 
 def _encoded(subject: Subject, inputs: Iterable[Any], size: int) -> Iterator[Batch]:
     """Batches of so many inputs."""
-    if size < 1:
-        raise OptionError(f"batch_size={size!r} must be 1 or more.")
     stream, done = iter(inputs), 0
     while some := list(islice(stream, size)):
         try:
@@ -308,23 +304,29 @@ def _produced(
         raise WrongTarget(f"target={target!r}: each token of the continuation is the target. Leave target out.")
     batch, rows, tokens = subject.produce(inputs, generate, continuation)
     explanations: list[Explanation] = []
-    # one pass is all that methods need which neither differentiate nor run the model again
-    once = not {"gradients", "reruns"} & {*job.method.needs}
-    found = job.trace(batch, tokens[-1:], subject=subject.at(rows[-1]))
-    if once:
-        with torch.no_grad(), undisturbed(subject.model):
-            outputs = subject.outputs(batch, rows)
     with Counter(f"explaining by {job.method.name}", len(rows)) as counter:
-        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            if once:
-                output = outputs[place : place + 1]
-                score = subject.score(output, [token], job.of)
-                trace = replace(found.at(row).until(row), output=output, score=score, check=found.check)
-            else:
-                trace = job.trace(batch, [token], subject=subject.at(row), verified=found.check.readout)
+        for row, trace in zip(rows, _traces_of_tokens(job, batch, rows, tokens), strict=True):
             explanations += _records(job, trace, job.method(trace, **job.options), upto=row)
             counter.advance()
     return explanations
+
+
+def _traces_of_tokens(job: _Job, batch: Batch, rows: list[int], tokens: list[int]) -> Iterator[Trace]:
+    """One for each row; a single pass serves methods that neither differentiate nor run the model again."""
+    subject: Any = job.subject
+    if {"gradients", "reruns"} & {*job.method.needs}:
+        verified = None
+        for row, token in zip(rows, tokens, strict=True):
+            trace = job.trace(batch, [token], subject=subject.at(row), verified=verified)
+            verified = trace.check.readout
+            yield trace
+        return
+    found = job.trace(batch, [tokens[-1]], subject=subject.at(rows[-1]))
+    with torch.no_grad(), undisturbed(subject.model):
+        outputs = subject.outputs(batch, rows)
+    for row, token, output in zip(rows, tokens, outputs[:, None], strict=True):
+        score = subject.score(output, [token], job.of)
+        yield replace(found.at(row).until(row), output=output, score=score, check=found.check)
 
 
 def _model(subject: Subject) -> dict[str, str]:

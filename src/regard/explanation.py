@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +64,11 @@ class Explanation:
     model: Mapping[str, str]
     versions: Mapping[str, str]
     seed: int | None = None
-    picture: NDArray[np.uint8] | None = field(default=None)
+    picture: NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scores", self.scores.copy())
+        self.scores.setflags(write=False)
 
     def __repr__(self) -> str:
         shape = " × ".join(
@@ -99,6 +103,11 @@ class Explanation:
         return float(sizes[self._first] / max(sizes.sum(), np.finfo(float).tiny))
 
     @property
+    def _part(self) -> list[str]:
+        """For each token the sequence that it belongs to."""
+        return [name for name, count in self.parts.items() for _ in range(count)]
+
+    @property
     def _first(self) -> int:
         """Place of the first token of the input; where there is a source, of what was produced."""
         return len(self.features.tokens) - list(self.parts.values())[-1]
@@ -120,8 +129,7 @@ class Explanation:
             "special": [self.features.special[i] for i in place],
         }
         if len(self.parts) > 1:
-            names = [name for name, count in self.parts.items() for _ in range(count)]
-            table["part"] = [names[i] for i in place]
+            table["part"] = [self._part[i] for i in place]
         return pd.DataFrame(table | {"score": self.scores.ravel()})
 
     def words(self, reduce: Reduce = "sum") -> pd.DataFrame:
@@ -142,8 +150,11 @@ class Explanation:
                 name = self.features.tokens[kept[0]] if odd else self.features.words[word]
                 numbers = scores[kept]
                 score = numbers[np.abs(numbers).argmax()] if reduce == "max" else getattr(numbers, reduce)()
-                rows.append({"position": place, "word": name, "special": odd, "score": float(score)})
-        return pd.DataFrame(rows, columns=["position", "word", "special", "score"])
+                part = {"part": self._part[kept[0]]} if len(self.parts) > 1 else {}
+                rows.append({"position": place, "word": name, "special": odd, **part, "score": float(score)})
+        if not rows:
+            raise OptionError(f"special={self.special!r} and sink={self.sink!r} leave no word. Keep one of the two.")
+        return pd.DataFrame(rows)
 
     def plot(self, kind: str | None = None) -> draw.Picture:
         """A picture: "text", "bars", "image", "grid" (layers × heads), "map" (token × token) or "tree".

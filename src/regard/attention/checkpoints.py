@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -23,11 +22,10 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from regard.attention.shadowing import shadowing
 from regard.memory import give_back
 
 CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
-# Two threads that shadow the same modules would restore each other's shadows.
-one_at_a_time = threading.RLock()
 REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 
@@ -74,7 +72,7 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
     """
     started = False
 
-    def shadow(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def shadow(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def instead(*args: Any, **kwargs: Any) -> Any:
             nonlocal started
@@ -91,18 +89,8 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 
         return instead
 
-    with one_at_a_time:
-        before = [(block, block.__dict__.get("forward")) for block in blocks_of(model)]
-        try:
-            for block, _ in before:
-                block.__dict__["forward"] = shadow(block.forward)
-            yield
-        finally:
-            for block, own in before:
-                if own is None:
-                    del block.__dict__["forward"]
-                else:
-                    block.__dict__["forward"] = own
+    with shadowing(blocks_of(model), shadow):
+        yield
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -1,7 +1,6 @@
 """What lies upstream of an edit does not depend on it: run it once, and return what it returned ever after.
 
-While a model is recorded or replayed, the `forward` of its submodules is shadowed by an attribute of the instance; no
-hook is set, no class is touched, and afterwards the attributes are as they were.
+While a model is recorded or replayed, the `forward` of its submodules is shadowed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regard.attention.checkpoints import one_at_a_time, open_checkpoints
+from regard.attention.checkpoints import open_checkpoints
+from regard.attention.shadowing import shadowing
 from regard.attention.tape import Tape
 
 # A call: for each module that is running, from the outermost on, which it is and how many times its caller has
@@ -122,20 +122,9 @@ def shadowed(model: nn.Module, called: Callable[[Call, Running], Any]) -> Iterat
 
         return instead
 
-    with one_at_a_time:
-        before: list[tuple[nn.Module, Any]] = []
-        try:
-            for module in model.modules():
-                if module is not model and not isinstance(module, torch.jit.ScriptModule):
-                    before.append((module, module.__dict__.get("forward")))
-                    module.__dict__["forward"] = shadow(module, module.forward)
-            yield
-        finally:
-            for module, own in before:
-                if own is None:
-                    del module.__dict__["forward"]
-                else:
-                    module.__dict__["forward"] = own
+    inner = [one for one in model.modules() if one is not model and not isinstance(one, torch.jit.ScriptModule)]
+    with shadowing(inner, shadow):
+        yield
 
 
 def _can_be_kept(leaf: Any, tape: Tape) -> bool:
