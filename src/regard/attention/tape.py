@@ -23,8 +23,10 @@ from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
 from regard.attention.sites import Sample
 from regard.attention.sources import Fused, Given
 from regard.errors import NoGradient, non_finite
+from regard.memory import give_back
 from regard.types import Batch
 
+LONG = 4096  # rows of a batch, from which on what was freed between sites is given back
 FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
 # How the leading axes of a site are examples and heads. "plain": examples first; "swap": heads first; "fold": one axis
@@ -183,6 +185,8 @@ class Tape(TorchFunctionMode):
         record = Record(self._module_name(), source, sample, across, learned, examples, possible, arrange_out)
         self._check_finite(record)
         self._keep(record, result)
+        if size * max(lengths) > LONG:
+            give_back()
         self.count += 1
         return record
 
