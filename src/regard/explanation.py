@@ -66,10 +66,6 @@ class Explanation:
     seed: int | None = None
     picture: NDArray[np.uint8] | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scores", self.scores.copy())
-        self.scores.setflags(write=False)
-
     def __repr__(self) -> str:
         shape = " × ".join(
             f"{size} {axis.replace('query', 'querie')}s"

@@ -293,12 +293,3 @@ def test_policies_that_leave_no_word_are_refused():
     one = Features(("so",), (0,), ("so",), (0,))
     with pytest.raises(errors.OptionError, match="special='drop' and sink='drop' leave no word"):
         made([1.0], one, special="drop", sink="drop").words()
-
-
-def test_scores_cannot_be_written_into():
-    given = np.array(SCORES)
-    why = made(given)
-    with pytest.raises(ValueError, match="read-only"):
-        why.scores[0] = 7
-    given[0] = 7
-    assert why.scores[0] == SCORES[0]
