@@ -165,7 +165,7 @@ def flow() -> None:
     ):
         rows = len(matrices[0])
         began = time.perf_counter()
-        graph = flow_method._graph(matrices, np.eye(rows)[0], 0.5)
+        graph = flow_method.graph_of(matrices, np.eye(rows)[0], 0.5)
         ours = [graph.maxflow_value(graph.vcount() - 1, sink, "capacity") for sink in range(rows)]
         each = (time.perf_counter() - began) / rows
         slow = nx.DiGraph()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
@@ -118,14 +118,16 @@ def _scalar(method: Method, subject: Subject) -> Of:
     return "logit" if kind == "regression" else method.of
 
 
+@dataclass(frozen=True)
 class _Job:
     """What is asked of every batch."""
 
-    def __init__(
-        self, subject: Subject, method: Method, options: dict[str, Any], of: Of, special: Special, sink: Special
-    ) -> None:
-        self.subject, self.method, self.options, self.of = subject, method, options, of
-        self.special, self.sink = special, sink
+    subject: Subject
+    method: Method
+    options: dict[str, Any]
+    of: Of
+    special: Special
+    sink: Special
 
     def trace(
         self, batch: Batch, target: Targets, *, subject: Subject | None = None, verified: str | None = None
@@ -189,7 +191,7 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
         explanations.append(Explanation(
             scores=numbers,
             axes=(*scores.axes, "token"),
-            features=_joined(shown),
+            features=reduce(Features.followed_by, shown),
             parts={name: len(some.tokens) for (name, _, _), some in zip(sequences, shown, strict=True)},
             queries=queries,
             method=job.method.name,
@@ -225,13 +227,6 @@ def _pictures(trace: Trace) -> Sequence[Any]:
     """Of subjects that look at some; otherwise None for each example."""
     seen = getattr(trace.subject, "pictures_of", lambda batch: None)(trace.batch)
     return [None] * len(trace.batch) if seen is None else seen
-
-
-def _joined(several: Sequence[Features]) -> Features:
-    first, *rest = several
-    for other in rest:
-        first = first.followed_by(other)
-    return first
 
 
 def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None, Iterator[Batch]]:

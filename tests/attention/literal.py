@@ -21,6 +21,14 @@ from torch.overrides import TorchFunctionMode, redispatch_function
 Change = Callable[[Tensor, Tensor], Tensor]
 
 
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    """To a millionth of the largest number."""
+    found, expected = found.detach(), expected.detach()
+    assert found.shape == expected.shape
+    gap, largest = float((found - expected).abs().max()), float(expected.abs().max())
+    assert gap <= 1e-6 * largest
+
+
 def squared(weights: Tensor, *_: Any) -> Tensor:
     """Sharper weights: hidden keys stay at 0, and rows keep their sum. Also an edit for regard."""
     square = weights**2

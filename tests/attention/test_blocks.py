@@ -10,6 +10,7 @@ import copy
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from literal import assert_near
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,13 +27,6 @@ VALUES = {
     "ALBERT": ("encoder.albert_layer_groups.0", "albert_layers.0.attention.value", slice(None)),
 }
 FINAL = {"GPT-2": "ln_f", "Llama": "norm"}  # the last of their hidden states has gone through it
-
-
-def same(found, expected):
-    found, expected = found.detach(), expected.detach()
-    assert found.shape == expected.shape
-    gap, largest = float((found - expected).abs().max()), float(expected.abs().max())
-    assert gap <= 1e-6 * largest
 
 
 class Case:
@@ -66,8 +60,8 @@ def test_states_before_and_after_are_the_models_own_hidden_states(case):
     real = case.trace.real
     assert sorted(case.blocks) == [0, 1]
     for layer, block in case.blocks.items():
-        same(block.before[real], case.states[layer][real])
-        same(block.after[real], case.states[layer + 1][real])
+        assert_near(block.before[real], case.states[layer][real])
+        assert_near(block.after[real], case.states[layer + 1][real])
         assert block_of(case.trace, case.blocks, case.trace.sites[layer]) is block
 
 
@@ -75,7 +69,7 @@ def test_a_block_run_again_gives_the_same(case):
     for block in find_blocks(case.trace)[0].values():  # a cache that it was given changes as it is run
         with torch.no_grad():
             again = block.again()
-        same((again[0] if isinstance(again, tuple) else again)[case.trace.real], block.after[case.trace.real])
+        assert_near((again[0] if isinstance(again, tuple) else again)[case.trace.real], block.after[case.trace.real])
 
 
 def test_a_missing_value_is_a_row_of_zeros_in_the_value_projection(case):
@@ -102,12 +96,12 @@ def test_a_missing_value_is_a_row_of_zeros_in_the_value_projection(case):
             expected = kept[layer if case.name == "ALBERT" else 0]
             expected = expected[0] if isinstance(expected, tuple) else expected
             found = without_value(case.trace, case.blocks[layer], case.trace.sites[layer], key)
-            same(found[real], expected[real])
+            assert_near(found[real], expected[real])
 
 
 def test_the_leaf_is_what_goes_into_the_first_block(case):
     blocks, leaf = find_blocks(case.trace, leaf=case.blocks[0].call)
-    same(leaf[case.trace.real], case.states[0][case.trace.real])
+    assert_near(leaf[case.trace.real], case.states[0][case.trace.real])
     assert (leaf.requires_grad, leaf.is_leaf) == (True, True)
     (gradient,) = torch.autograd.grad((blocks[1].after[:, -1] * torch.linspace(0, 1, 32)).sum(), [leaf])
     assert float(gradient.abs().max()) > 1e-3
@@ -146,8 +140,8 @@ def test_examples_or_rows_first(batch_first, examples):
         came_out = part(went_in)
         states.append(came_out if batch_first else came_out.transpose(0, 1))
     for number in (0, 1):
-        same(blocks[number].before, states[number])
-        same(blocks[number].after, states[number + 1])
+        assert_near(blocks[number].before, states[number])
+        assert_near(blocks[number].after, states[number + 1])
 
 
 def test_each_attention_of_a_decoder_has_a_block_of_its_own():
@@ -167,7 +161,7 @@ def test_each_attention_of_a_decoder_has_a_block_of_its_own():
         model(**inputs)
     assert sorted(blocks) == list(range(6))
     for site, expected in zip(trace.sites, kept, strict=True):
-        same(blocks[site.index].after[site.real], expected[site.real])
+        assert_near(blocks[site.index].after[site.real], expected[site.real])
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from literal import assert_near
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -43,13 +44,6 @@ PLACES = {
     "nn.TransformerEncoder, norm_first": Place("layers.{}", "self_attn.out_proj", None),
 }
 CASES = [(name, side) for name in PLACES for side in ARCHITECTURES[name].sides]
-
-
-def same(found, expected):
-    found, expected = found.detach(), expected.detach()
-    assert found.shape == expected.shape
-    gap, largest = float((found - expected).abs().max()), float(expected.abs().max())
-    assert gap <= 1e-6 * largest
 
 
 class Case:
@@ -103,13 +97,13 @@ def case(request):
 def test_the_projection_of_each_head_is_a_part_of_the_modules_weight(case):
     for layer, site in enumerate(case.trace.sites):
         weight = case.place.weight(case.part(layer, case.place.projection))
-        same(site.onward.projection.flatten(0, 1), weight)
+        assert_near(site.onward.projection.flatten(0, 1), weight)
         assert site.onward.projection.shape[:2] == (site.heads, site.values.shape[-1])
 
 
 def test_the_residual_is_what_went_into_the_block(case):
     for layer, site in enumerate(case.trace.sites):
-        same(site.onward.residual[site.real], case.before[layer][site.real])
+        assert_near(site.onward.residual[site.real], case.before[layer][site.real])
 
 
 def test_the_norm_is_that_of_the_sum_and_a_pre_norm_block_has_none(case):
@@ -120,9 +114,9 @@ def test_the_norm_is_that_of_the_sum_and_a_pre_norm_block_has_none(case):
             continue
         module = case.part(layer, case.place.norm)
         weight, epsilon = site.onward.norm
-        same(weight, module.weight)
+        assert_near(weight, module.weight)
         assert epsilon == module.eps
-        same(site.onward.total[site.real], case.sums[layer][site.real])
+        assert_near(site.onward.total[site.real], case.sums[layer][site.real])
 
 
 def test_nothing_is_followed_unless_it_is_asked_for():
@@ -213,7 +207,7 @@ def test_nothing_is_known_where_something_stands_before_the_projection(what):
 def test_no_residual_is_known_where_something_stands_before_the_sum(what):
     model, _, found = stacked(what)
     for layer, site in zip(model.layers, found.sites, strict=True):
-        same(site.onward.projection.flatten(0, 1), layer.out.weight.T)
+        assert_near(site.onward.projection.flatten(0, 1), layer.out.weight.T)
         known = (site.onward.residual is not None, site.onward.norm is not None)
         assert known == (False, False)
 
@@ -224,7 +218,7 @@ def test_gemma_has_a_norm_between_projection_and_residual(name):
     model = architecture.build()
     found = regard.trace(architecture.subject(model), architecture.inputs("right"), onward=True)
     for number, site in enumerate(found.sites):
-        same(site.onward.projection.flatten(0, 1), model.layers[number].self_attn.o_proj.weight.T)
+        assert_near(site.onward.projection.flatten(0, 1), model.layers[number].self_attn.o_proj.weight.T)
         known = (site.onward.residual is not None, site.onward.norm is not None)
         assert known == (False, False)
 
@@ -234,8 +228,8 @@ def test_layers_of_attention_alone(what):
     """Where no perceptron comes in between, the sum of one layer is the residual of the next."""
     model, before, found = stacked(what)
     for number, (layer, site) in enumerate(zip(model.layers, found.sites, strict=True)):
-        same(site.onward.projection.flatten(0, 1), layer.out.weight.T)
+        assert_near(site.onward.projection.flatten(0, 1), layer.out.weight.T)
         known = site.onward.residual is not None
         assert known, f"layer {number}"
-        same(site.onward.residual, before[number])
+        assert_near(site.onward.residual, before[number])
         assert (site.onward.norm is not None) == (what == "post-norm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from oracles import REGIONS, ROWS, lxmert, stream_inputs
+from oracles import REGIONS, ROWS, bert, lxmert, stream_inputs
 
 import regard
 
@@ -17,3 +17,15 @@ def two_streams():
         source=[f"region {i}" for i in range(REGIONS)], readout="first", output="embedding",
     )  # fmt: skip
     return model, subject, stream_inputs()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    """A small BERT that classifies, in float64."""
+    return bert(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def subject(model, tokenizer):
+    """That BERT; its prediction is read from [CLS]."""
+    return regard.text(model, tokenizer)

@@ -26,16 +26,6 @@ from regard import errors
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer):
-    return bert(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def subject(model, tokenizer):
-    return regard.text(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
 def products(model, tokenizer):
     """For each text A ⊙ ∇A of each layer."""
     return [classified(model, tokenizer, text).products for text in TEXTS]

@@ -19,16 +19,6 @@ FIVE = [*TEXTS, "it ends", "a film"]
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer):
-    return bert(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def subject(model, tokenizer):
-    return regard.text(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
 def singles(subject):
     return [regard.explain(subject, text, method="grad_rollout") for text in FIVE]
 

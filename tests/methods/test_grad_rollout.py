@@ -49,16 +49,6 @@ def rule_6(layers):
 # --- one sequence ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return bert(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def subject(model, tokenizer):
-    return regard.text(model, tokenizer)
-
-
 @pytest.mark.parametrize("target", [None, 0, 1, 2])
 def test_bert(subject, model, tokenizer, target):
     for why, text in zip(regard.explain(subject, TEXTS, method="grad_rollout", target=target), TEXTS, strict=True):

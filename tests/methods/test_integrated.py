@@ -80,16 +80,6 @@ class Oracle:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer):
-    return bert(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def subject(model, tokenizer):
-    return regard.text(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
 def oracles(model, tokenizer):
     return [Oracle(model, tokenizer, text) for text in TEXTS]
 

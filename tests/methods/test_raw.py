@@ -15,16 +15,6 @@ VOCABULARY = {word: index for index, word in enumerate(["<pad>", "<unk>", "<sos>
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer):
-    return bert(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def subject(model, tokenizer):
-    return regard.text(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
 def oracle(model, tokenizer):
     return classified(model, tokenizer, TEXTS[1])
 

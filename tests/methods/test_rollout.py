@@ -51,16 +51,6 @@ def mixed(layers, alpha):
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer):
-    return bert(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def subject(model, tokenizer):
-    return regard.text(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
 def weights(model, tokenizer):
     return [classified(model, tokenizer, text).weights for text in TEXTS]
 

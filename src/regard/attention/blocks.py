@@ -8,18 +8,19 @@ after it.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from regard.attention.checkpoints import is_state, with_leaf
 from regard.attention.replay import PLAIN, Call, Running, shadowed
 from regard.attention.running import must_differentiate, run, undisturbed
 from regard.attention.sites import Site
 from regard.attention.sources import Fused, Given
-from regard.attention.tape import Record, Tape, attend
+from regard.attention.tape import Record, Tape, attend_again, writable
 from regard.attention.tracing import Trace
 from regard.errors import NotServed
 from regard.types import Batch
@@ -68,7 +69,8 @@ def find_blocks(
         before = tape.count
         if call == leaf:
             torch.set_grad_enabled(True)  # `run` restores it
-            forward, start = _with_leaf(forward)
+            args, keywords, start = with_leaf(forward.args, forward.keywords)
+            forward = Running(forward.func, *args, **keywords)
             leaves.append(start)
         again = Running(forward.func, *_own(forward.args), **_own(forward.keywords))  # a cache changes as it is used
         output = forward()
@@ -123,12 +125,8 @@ class _Changed(Tape):
         values = source.values.clone()
         values[..., self.change, :] = 0
         if isinstance(source, Fused):
-            grouped = source.q.shape[-3:-2] != source.k.shape[-3:-2]
-            return attend(source.q, source.k, values, source.mask, dropout, source.causal, source.scale, grouped)[0]
-        edited = result.clone()
-        view = record.arrange_out(edited)
-        if view.untyped_storage().data_ptr() != edited.untyped_storage().data_ptr():
-            raise NotServed(f"the result of site {self.site} ({record.name}) is laid out so that it cannot be edited.")
+            return attend_again(replace(source, values=values), dropout)
+        edited, view = writable(result, record.arrange_out)
         view.copy_(source.weights.to(values.dtype) @ values)
         return edited
 
@@ -141,23 +139,13 @@ def _run_again(trace: Trace, block: Block, tape: Tape) -> Tensor:
     return state
 
 
-def _with_leaf(forward: Running) -> tuple[Running, Tensor]:
-    """The same call, its first tensor of rows being the leaf of a graph."""
-    flat, tree = pytree.tree_flatten((forward.args, forward.keywords))
-    place = next(
-        i for i, one in enumerate(flat) if isinstance(one, Tensor) and one.is_floating_point() and one.dim() == 3
-    )
-    flat[place] = flat[place].detach().requires_grad_()
-    args, keywords = pytree.tree_unflatten(flat, tree)
-    return Running(forward.func, *args, **keywords), flat[place]
-
-
 def _state(given: Any, shape: tuple[int, ...], rows_first: bool) -> Tensor | None:
     """The first tensor ``(example, row, channel)``, however the model has it, in what a call was given or returned."""
     lead = shape[1::-1] if rows_first else shape[:2]
     for one in pytree.tree_leaves(given):
-        if isinstance(one, Tensor) and one.is_floating_point() and one.dim() == 3 and one.shape[:2] == tuple(lead):
-            return one.transpose(0, 1) if rows_first else one
+        if is_state(one) and one.shape[:2] == tuple(lead):
+            state: Tensor = one.transpose(0, 1) if rows_first else one
+            return state
     return None
 
 

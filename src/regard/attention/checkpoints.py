@@ -76,11 +76,10 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
         @functools.wraps(forward)
         def instead(*args: Any, **kwargs: Any) -> Any:
             nonlocal started
-            flat, tree = pytree.tree_flatten((args, kwargs))
-            if not started and not any(isinstance(one, Tensor) and one.requires_grad for one in flat):
+            given = pytree.tree_leaves((args, kwargs))
+            if not started and not any(isinstance(one, Tensor) and one.requires_grad for one in given):
                 # the recomputation sees no tape, so it cannot be the tape that makes a leaf inside
-                flat = [one.detach().requires_grad_() if _is_state(one) else one for one in flat]
-                args, kwargs = pytree.tree_unflatten(flat, tree)
+                args, kwargs, _ = with_leaf(args, kwargs)
             started = True
             options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
             result = torch.utils.checkpoint.checkpoint(forward, *args, **options, **kwargs)
@@ -100,5 +99,14 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for child in model.children() for block in blocks_of(child)]
 
 
-def _is_state(given: Any) -> bool:
+def with_leaf(args: Any, kwargs: Any) -> tuple[Any, Any, Tensor]:
+    """The same arguments, the first state of rows among them being the leaf of a graph; and that leaf."""
+    flat, tree = pytree.tree_flatten((args, kwargs))
+    place = next(place for place, one in enumerate(flat) if is_state(one))
+    flat[place] = flat[place].detach().requires_grad_()
+    return (*pytree.tree_unflatten(flat, tree), flat[place])
+
+
+def is_state(given: Any) -> bool:
+    """Whether it may be the state of rows: three axes, of which examples and rows come first."""
     return isinstance(given, Tensor) and given.is_floating_point() and given.dim() == 3

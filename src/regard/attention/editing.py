@@ -21,7 +21,7 @@ from regard.attention.replay import CannotReplay
 from regard.attention.running import undisturbed
 from regard.attention.sites import Kind
 from regard.attention.sources import HIDDEN, Fused, Given, at_least_float
-from regard.attention.tape import Reading, Record, Tape, attend
+from regard.attention.tape import Reading, Record, Tape, attend_again, writable
 from regard.errors import BadEdit, NotReproduced
 from regard.types import Batch
 
@@ -153,19 +153,11 @@ class Editor(Tape):
                 "another path. Edit later sites, or one at a time."
             )
         record.readings = (self.plan.readings[number],)
-        for layout in (torch.preserve_format, torch.contiguous_format):
-            edited = result.clone(memory_format=layout)
-            before, view = record.fold(result), record.fold(edited)
-            if view.untyped_storage().data_ptr() == edited.untyped_storage().data_ptr():
-                break  # what is written into the view is written into the result
-        else:
-            raise NotReproduced(f"site {number} ({record.name}): its result is laid out so that it cannot be edited.")
+        before = record.fold(result)
+        edited, view = writable(result, record.fold)
         if isinstance(source, Fused) and (asked := _by_kernel(steps[0].edit, source)):
             source, steps = asked, steps[1:]
-            again, _ = attend(
-                source.q, source.k, source.values, source.mask, dropout, source.causal, source.scale,
-                source.q.shape[-3:-2] != source.k.shape[-3:-2],
-            )  # fmt: skip
+            again = attend_again(source, dropout)
             real = self.real_rows(record, 2)[:, None, :, None]  # padding rows stay as they are
             before = record.fold(again).where(real, before)
             view.copy_(before)

@@ -59,12 +59,12 @@ class OnwardTape(Tape):
             self.paths.append(_Path(before))
             self.carried[result] = (self.paths[-1], "result")
         elif self.paths and isinstance(result, Tensor):
-            self._follow(name, [*args, *(kwargs or {}).values()], kwargs or {}, result)
+            self._follow(name, [*args, *(kwargs or {}).values()], result)
         if isinstance(result, Tensor) and result not in self.born:
             self.born[result] = self.count
         return result
 
-    def _follow(self, name: str, given: list[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+    def _follow(self, name: str, given: list[Any], result: Tensor) -> None:
         tensors = [x for x in given if isinstance(x, Tensor)]
         carried = [(place, self.carried[x]) for place, x in enumerate(tensors) if x in self.carried]
         if name in ADD:

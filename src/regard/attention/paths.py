@@ -56,30 +56,6 @@ def no_path(trace: Trace) -> str | None:
     return no_layers(trace)
 
 
-def pass_through(
-    trace: Trace, pull: Callable[[Site, Tensor], Tensor], *, keep: float, take: float, sites: Sequence[Site]
-) -> Scores:
-    """r·Π(keep·I + take·M_l), from the last of the sites down to the first.
-
-    Cross-attention keeps its share on the queries' own sequence and takes the other to the keys'. The two sites of a
-    co-attention see the same state, so both pull before either is added.
-    """
-    start: Strand = "pool" if any(site.kind == "pool" for site in read_sites(trace)) else "rows"
-    flow: dict[Strand, Tensor] = {start: trace.readout.to(sites[-1].dtype)}
-    for layer in reversed(co_layers(trace, sites)):
-        before = dict(flow)
-        pulled = [
-            (ends(trace, site), pull(site, before[ends(trace, site)[0]]))
-            for site in layer
-            if ends(trace, site)[0] in before
-        ]
-        for (queries, _), _ in pulled:
-            flow[queries] = flow[queries] * keep
-        for (queries, keys), numbers in pulled:
-            flow[keys] = flow.get(keys, torch.zeros_like(numbers)) + numbers * (1.0 if queries == "pool" else take)
-    return Scores(flow.get("rows"), flow.get("source"))
-
-
 def co_layers(trace: Trace, sites: Sequence[Site]) -> list[list[Site]]:
     """Sites one by one, but for co-attention: cross sites of opposite directions, one after the other."""
     layers: list[list[Site]] = []
@@ -180,10 +156,7 @@ def rolled(
 ) -> Scores:
     """Π(keep·I + take·M_l), or the readout's row of it."""
     if not matrix:
-        return pass_through(
-            trace, lambda site, r: site.pull(r, weigh=weigh_at(site), together=together), keep=keep, take=take,
-            sites=sites,
-        )  # fmt: skip
+        return _passed_down(trace, weigh_at, sites, keep=keep, take=take, together=together)
     if trace.batch.source is not None or any(site.kind == "pool" or site.rows is not None for site in sites):
         raise NotServed("matrix=True: a product of matrices needs sites whose queries and keys are the same rows.")
     must_fit("a matrix of rows by rows", (*trace.real.shape, trace.real.shape[1]))
@@ -191,3 +164,26 @@ def rolled(
     for site in sites:
         product = keep * product + take * (site.matrix(weigh=weigh_at(site), together=together).to(product) @ product)
     return Scores(product, None, ("query",))
+
+
+def _passed_down(
+    trace: Trace, weigh_at: WeighAt, sites: Sequence[Site], *, keep: float, take: float, together: bool
+) -> Scores:
+    """r·Π(keep·I + take·M_l), from the last of the sites down to the first.
+
+    Cross-attention keeps its share on the queries' own sequence and takes the other to the keys'. The two sites of a
+    co-attention see the same state, so both pull before either is added.
+    """
+    start: Strand = "pool" if any(site.kind == "pool" for site in read_sites(trace)) else "rows"
+    flow: dict[Strand, Tensor] = {start: trace.readout.to(sites[-1].dtype)}
+    for layer in reversed(co_layers(trace, sites)):
+        pulled = []
+        for site in layer:
+            queries, keys = ends(trace, site)
+            if queries in flow:
+                pulled.append((queries, keys, site.pull(flow[queries], weigh=weigh_at(site), together=together)))
+        for queries, _, _ in pulled:
+            flow[queries] = flow[queries] * keep
+        for queries, keys, numbers in pulled:
+            flow[keys] = flow.get(keys, torch.zeros_like(numbers)) + numbers * (1.0 if queries == "pool" else take)
+    return Scores(flow.get("rows"), flow.get("source"))

@@ -264,11 +264,10 @@ class Site:
     def entropy(self, r: Tensor) -> Tensor:
         """Σ_q r_q · H(A_q) in nats for each head: ``(example, head)``. 0 looks at one key, log(keys) at all."""
         r = self.on_queries(r)
-        wanted = r.any(0).nonzero().squeeze(-1)
         result = r.new_zeros(self.shape[:2])
-        for examples, heads, span, tile in self.source.sweep(wanted):
+        for part, tile in self._tiles(r.any(0).nonzero().squeeze(-1), None, together=False):
             entropy = torch.special.entr(tile).sum(-1)
-            result[examples, heads] += (entropy * r[examples, None, wanted[span]]).sum(-1)
+            result[part.examples, part.heads] += (entropy * r[part.examples, None, part.rows]).sum(-1)
         return self._finite(result)
 
     def on_queries(self, r: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, redispatch_function
 from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
 from regard.attention.sites import Sample
 from regard.attention.sources import Fused, Given
-from regard.errors import NoGradient, non_finite
+from regard.errors import NoGradient, NotReproduced, non_finite
 from regard.memory import give_back
 from regard.types import Batch
 
@@ -282,6 +282,23 @@ def attend(
             return out, lse.detach()
     out = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     return out, None
+
+
+def attend_again(source: Fused, dropout: float) -> Tensor:
+    """What the kernel gives for other arguments than the model's."""
+    grouped = source.q.shape[-3:-2] != source.k.shape[-3:-2]
+    out, _ = attend(source.q, source.k, source.values, source.mask, dropout, source.causal, source.scale, grouped)
+    return out
+
+
+def writable(result: Tensor, view_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """A copy of a site's result, and a view of it: what is written into the view is written into the copy."""
+    for layout in (torch.preserve_format, torch.contiguous_format):
+        edited = result.clone(memory_format=layout)
+        view = view_of(edited)
+        if view.untyped_storage().data_ptr() == edited.untyped_storage().data_ptr():
+            return edited, view
+    raise NotReproduced(f"a site's result of shape {tuple(result.shape)} is laid out so that it cannot be edited.")
 
 
 def readings(lead: tuple[int, ...], examples: int) -> tuple[Reading, ...]:

@@ -56,7 +56,7 @@ def flow(trace: Trace, *, alpha: float = 0.5) -> Scores:
             places = real.nonzero()[0]
             some = [matrix[example][np.ix_(places, places)] for matrix in matrices]
             readout = trace.readout[example].double().numpy(force=True)[places]
-            graph = _graph(some, readout, alpha)
+            graph = graph_of(some, readout, alpha)
             for token, place in enumerate(places):
                 # the source is the last node; inputs are the first
                 result[example, place] = graph.maxflow_value(graph.vcount() - 1, token, "capacity")
@@ -64,7 +64,7 @@ def flow(trace: Trace, *, alpha: float = 0.5) -> Scores:
     return Scores(result.to(trace.readout.device))
 
 
-def _graph(matrices: list[NDArray[np.float64]], readout: NDArray[np.float64], alpha: float) -> igraph.Graph:
+def graph_of(matrices: list[NDArray[np.float64]], readout: NDArray[np.float64], alpha: float) -> igraph.Graph:
     """Nodes (layer, row), the inputs first, and the source last; edges from queries to keys."""
     rows = len(readout)
     edges, capacities = [], []

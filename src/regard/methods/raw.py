@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from regard.attention import Part, Site, Trace
-from regard.attention.paths import Layers, from_layers, no_layers
+from regard.attention.paths import from_layers, no_layers
 from regard.attention.sites import Weigh
 from regard.errors import NoSuchPart, OptionError, choose, whole_numbers
 from regard.types import Scores
@@ -52,7 +52,8 @@ def raw(
     """
     if heads not in ("mean", "max", "min") and isinstance(heads, str):
         raise OptionError(f"heads={heads!r} is not known. Choose 'mean', 'max', 'min', or the number of a head.")
-    where: Layers = choose("layer", layer, ("last",)) if isinstance(layer, str) else layer  # type: ignore[assignment]
+    if isinstance(layer, str):
+        choose("layer", layer, ("last",))
 
     def extreme(tile: Tensor, part: Part) -> Tensor:
         return tile.amax(1, keepdim=True) if heads == "max" else tile.amin(1, keepdim=True)
@@ -62,7 +63,7 @@ def raw(
 
     one = None if isinstance(heads, str) or per_head else whole_numbers("heads", heads)[0]
     found = from_layers(
-        trace, weigh_at, layers=where, per_layer=per_layer, per_head=per_head or one is not None, matrix=matrix,
+        trace, weigh_at, layers=layer, per_layer=per_layer, per_head=per_head or one is not None, matrix=matrix,
         together=heads in ("max", "min") and not per_head,
     )  # fmt: skip
     if one is None:
