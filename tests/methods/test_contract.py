@@ -25,6 +25,9 @@ from regard import catalog, errors
 HERE = Path(__file__).parent
 METHODS = sorted(catalog.found())
 CONTROLS = {name for name, method in catalog.found().items() if method.family == "control"}
+# Differences of outputs that are nearly the same, or slopes that cancel (a norm after the embedding makes it so): what
+# is left of float32 there has few digits, whatever runs together.
+CANCEL = {name for name, method in catalog.found().items() if method.family == "reference"}
 TEXTS = ["a moving film", "so", "dull, and it ends"]
 PAIRS = [("a moving film", "so it is"), ("so", "dull"), ("dull, it ends", "it is")]
 WORDS = ["so good the awful film", "good", "dull so"]
@@ -105,7 +108,7 @@ def same(one, other):
 @pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_is_a_stack_of_singles(made, method, name):
-    subject, inputs = made(name)
+    subject, inputs = made(name, torch.float64 if method in CANCEL else torch.float32)
     together = explained(method, subject, inputs)
     if together is None:
         assert method not in CONTROLS, "controls serve everything"

@@ -128,16 +128,22 @@ def from_layers(
     return Scores(found.get("rows"), found.get("source"), axes)
 
 
-def on_tokens(trace: Trace, numbers: Callable[[tuple[str, ...]], list[float]]) -> Scores:
-    """Numbers that follow from the tokens of an example alone, those of the source first; padding has 0."""
+def on_tokens(trace: Trace, numbers: Callable[[int, tuple[str, ...]], list[float]]) -> Scores:
+    """Numbers that follow from an example and its tokens alone, those of the source first; padding has 0."""
     sequences = [one for one in (trace.batch.source, trace.batch) if one is not None]
     results = [torch.zeros(one.real.shape, device=one.real.device) for one in sequences]
     for example in range(len(trace.batch)):
-        drawn = torch.tensor(numbers(sum((one.features[example].tokens for one in sequences), ())))
+        drawn = torch.tensor(numbers(example, sum((one.features[example].tokens for one in sequences), ())))
         for one, result in zip(sequences, results, strict=True):
             rows = list(one.features[example].rows)
             result[example, rows], drawn = drawn[: len(rows)].to(result.device), drawn[len(rows) :]
     return Scores(results[-1], results[0] if len(results) > 1 else None)
+
+
+def must_have_score(trace: Trace) -> None:
+    """Refuse a trace without a scalar to explain, and say what to pass."""
+    if trace.score is None:
+        trace.subject.score(trace.output, None, trace.of)
 
 
 def site_at(trace: Trace, layer: int) -> Site:

@@ -62,7 +62,7 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tenso
     if gradients and torch.is_inference_mode_enabled():
         raise NoGradient("gradients=True inside torch.inference_mode(), where there are none. Leave that block first.")
     try:
-        with torch.set_grad_enabled(gradients), _uncompiled(subject.model), tape:
+        with torch.set_grad_enabled(gradients), uncompiled(subject.model), tape:
             return subject.forward(batch)
     except Exception as problem:
         if type(problem).__module__.startswith("torch._dynamo"):
@@ -111,7 +111,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
+def uncompiled(model: nn.Module) -> Iterator[None]:
     """Compiled modules run as they were written: compiled code shows no torch functions."""
     if not any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules()):
         yield

@@ -19,7 +19,7 @@ from regard.attention.sites import Kind, Site
 from regard.attention.sources import Fused, at_least_float
 from regard.attention.tape import Record, Tape
 from regard.errors import NoGradient, NoSuchPart, NotReproduced, choose, whole_numbers
-from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets
+from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets, one_by_one
 
 FRAME = ("site", "kind", "heads", "shape", "entropy", "special_share", "error")
 
@@ -247,8 +247,9 @@ def traced(
         out_gradients = _differentiate(tape, score) if gradients and score is not None else None
         settle(subject, batch, tape)
         target = batch.explained(target)
-        if score is not None and None not in score.index:
-            target = [*score.index]
+        if score is not None and not callable(target):  # what was predicted stays the target when something else is
+            pairs = zip(one_by_one(target, len(batch)), score.index, strict=True)
+            target = [entry if index is None else index for entry, index in pairs]
         score = score and replace(score, values=score.values.detach())
         readout = subject.readout(batch, score)
         verified = verified or verify_readout(subject, batch)

@@ -1,6 +1,6 @@
 """Pictures: arrays and labels in; shaded text, charts, maps and pages out. Knows no torch."""
 
-from regard.draw.charts import bars, heads_grid, token_map
+from regard.draw.charts import bars, heads_grid, intervals, token_map
 from regard.draw.maps import image_map
 from regard.draw.page import page
 from regard.draw.picture import Picture
@@ -12,6 +12,7 @@ __all__ = [
     "bars",
     "heads_grid",
     "image_map",
+    "intervals",
     "page",
     "shaded_html",
     "shaded_terminal",

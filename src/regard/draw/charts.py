@@ -61,6 +61,39 @@ def bars(words: Sequence[str], values: ArrayLike, *, title: str, caption: str, t
     return Picture(chart.properties(width=480, height=24 * len(rows)), array, title, caption)
 
 
+def intervals(
+    names: Sequence[str], values: ArrayLike, low: ArrayLike, high: ArrayLike, *, title: str, caption: str,
+    level: float | None = None,
+) -> Picture:  # fmt: skip
+    """A value with its interval for each name, in the order given.
+
+    Args:
+        names: what is compared; each once.
+        values: a number for each.
+        low: the lower ends of the intervals.
+        high: the upper ends.
+        title: what is shown.
+        caption: how to read it.
+        level: a dashed line: what chance would reach.
+    """
+    array, lows, highs = (finite(what, x, "name") for what, x in (("values", values), ("low", low), ("high", high)))
+    shown = one_each("names", names, len(array))
+    rows = [
+        {"name": name, "value": value, "low": least, "high": most}
+        | {"said": f"{name}: {value:.4g} [{least:.4g}, {most:.4g}]"}
+        for name, value, least, most in zip(shown, array, lows, highs, strict=True)
+    ]
+    reach = alt.Scale(zero=False, padding=12)
+    axis = alt.Axis(title=None, labelLimit=260)
+    base = table(rows).encode(y=alt.Y("name:O", sort=shown, axis=axis), description="said:N")
+    bar = base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", scale=reach, title=None), x2="high:Q")
+    dot = base.mark_point(color=POSITIVE, filled=True, size=70, opacity=1).encode(x=alt.X("value:Q", scale=reach))
+    line = [] if level is None else [table([{"at": level}]).mark_rule(strokeDash=[4, 3], color="#777").encode(x="at:Q")]
+    caption = caption if level is None else f"{caption} Dashed: chance ({level:.3f})."
+    chart: alt.LayerChart = alt.LayerChart(layer=[*line, bar, dot])
+    return Picture(chart.properties(width=480, height=22 * len(rows)), array, title, caption)
+
+
 def heads_grid(
     values: ArrayLike, labels: Sequence[Sequence[str]] | None = None, *, title: str, legend: str, caption: str = ""
 ) -> Picture:
@@ -99,8 +132,9 @@ def heads_grid(
 
 
 def token_map(
-    values: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, title: str, caption: str, legend: str
-) -> Picture:
+    values: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, title: str, caption: str, legend: str,
+    axes: tuple[str, str] = ("query", "key"),
+) -> Picture:  # fmt: skip
     """How much each token (row) takes from each token (column), as a grid; repeated tokens stay apart.
 
     Args:
@@ -110,6 +144,7 @@ def token_map(
         title: what is shown.
         caption: how to read it.
         legend: what the shade means.
+        axes: what rows and columns are.
     """
     array = finite("values", values, "query", "key")
     if array.size > MOST_CELLS:
@@ -125,8 +160,8 @@ def token_map(
         for (row, column), value in np.ndenumerate(array)
     ]
     base = table(cells).encode(
-        x=alt.X("key:O", sort=across, axis=_labels(across, orient="top", labelAngle=-90)),
-        y=alt.Y("query:O", sort=below, axis=_labels(below)),
+        x=alt.X("key:O", sort=across, axis=_labels(across, orient="top", labelAngle=-90, title=axes[1])),
+        y=alt.Y("query:O", sort=below, axis=_labels(below, title=axes[0])),
         color=shade(array, legend),
         description="said:N",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
 from markupsafe import Markup
 
-from regard.draw.picture import TEMPLATES, Picture, document
+from regard.draw.picture import TEMPLATES, Picture, document, plain
 
 SECTIONS = TEMPLATES.from_string("""\
 <h1>{{ title }}</h1>
@@ -19,7 +20,26 @@ SECTIONS = TEMPLATES.from_string("""\
 {% endfor %}""")
 
 
-def page(title: str, note: str, parts: Sequence[tuple[str, Sequence[Picture]]]) -> str:
-    """A page of sections, each with a heading and pictures."""
-    drawn = [(heading, Markup("\n").join(Markup(one.html()) for one in pictures)) for heading, pictures in parts]
+TABLE = TEMPLATES.from_string("""\
+<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:.85em;white-space:nowrap">
+<tr>{% for name in columns %}<th style="text-align:left;padding:.2em .8em .2em 0">{{ name }}</th>{% endfor %}</tr>
+{% for row in rows %}
+<tr>{% for cell in row %}<td style="padding:.2em .8em .2em 0;border-top:1px solid #8884">{{ cell }}</td>\
+{% endfor %}</tr>
+{% endfor %}
+</table></div>""")
+
+
+def page(title: str, note: str, parts: Sequence[tuple[str, Sequence[Picture | pd.DataFrame | str]]]) -> str:
+    """A page of sections, each with a heading, pictures, tables and texts."""
+    drawn = [(heading, Markup("\n").join(Markup(_drawn(one)) for one in some)) for heading, some in parts]
     return document(title, SECTIONS.render(title=title, note=note, parts=drawn))
+
+
+def _drawn(part: Picture | pd.DataFrame | str) -> str:
+    if isinstance(part, Picture):
+        return part.html()
+    if isinstance(part, str):
+        return Markup('<p class="note">{}</p>').format(plain(part))
+    rows = [[plain(cell) for cell in row] for row in part.itertuples(index=False)]
+    return TABLE.render(columns=[plain(name) for name in part.columns], rows=rows)

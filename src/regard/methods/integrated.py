@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Part, Rerun, Site, Trace, edits
-from regard.attention.paths import Layers, from_layers, no_layers
+from regard.attention.paths import Layers, from_layers, must_have_score, no_layers
 from regard.attention.sites import Weigh
 from regard.errors import OptionError, choose, whole_numbers
 from regard.types import Scores
@@ -57,8 +57,7 @@ def integrated(
     (steps,) = whole_numbers("steps", steps)
     if steps < 1:
         raise OptionError(f"steps={steps} must be 1 or more.")
-    if trace.score is None:
-        trace.subject.score(trace.output, None, trace.of)  # says what to pass
+    must_have_score(trace)
     rerun = Rerun(trace.subject, trace.batch)
     changes, errors = [], []
 

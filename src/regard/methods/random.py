@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+from torch import Tensor
 
 from regard.attention import Trace
 from regard.attention.paths import on_tokens
@@ -22,7 +23,7 @@ OF = "logit"
 def random(trace: Trace, *, seed: int = 0) -> Scores:
     """Uniform numbers between 0 and 1, ``(example, row)``.
 
-    They depend on the seed and on the tokens of the example, not on the batch that it is in.
+    They depend on the seed and on the example (its tokens, the numbers of a table or picture), not on its batch.
 
     Args:
         trace: what was traced.
@@ -32,8 +33,16 @@ def random(trace: Trace, *, seed: int = 0) -> Scores:
     if seed < 0:
         raise OptionError(f"seed={seed} must be 0 or more.")
 
-    def drawn(tokens: tuple[str, ...]) -> list[float]:
-        words = zlib.crc32("\0".join(tokens).encode(errors="surrogatepass"))
-        return [float(one) for one in np.random.default_rng([seed, words]).random(len(tokens))]
+    floats = [
+        one
+        for one in trace.batch.inputs.values()
+        if isinstance(one, Tensor) and one.is_floating_point() and len(one) == len(trace.batch)
+    ]
+
+    def drawn(example: int, tokens: tuple[str, ...]) -> list[float]:
+        known = zlib.crc32("\0".join(tokens).encode(errors="surrogatepass"))
+        for one in floats:
+            known = zlib.crc32(one[example].float().numpy(force=True).tobytes(), known)
+        return [float(one) for one in np.random.default_rng([seed, known]).random(len(tokens))]
 
     return on_tokens(trace, drawn)

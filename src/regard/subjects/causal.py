@@ -30,7 +30,7 @@ from regard.subjects.tokens import (
     single_token,
     spread,
 )
-from regard.types import Batch, Of, Score, Special, Targets
+from regard.types import Batch, How, Of, Score, Special, Targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +145,15 @@ class CausalSubject:
             return logits
         return logits[:, [self._token(token) for token in self.verbalizer.values()]]
 
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch without some rows ``(example, row)``; what comes after the row that is read is deleted, too."""
+        if self.row is not None and how == "delete":
+            gone = gone | (torch.arange(gone.shape[1], device=gone.device) > self.row)
+        return self.reader.without(batch, gone, how)
+
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""
-        return targets.score(self._head, output, target, of)
+        return targets.score(self.head, output, target, of)
 
     def readout(self, batch: Batch, score: Score | None) -> Tensor:
         """``(example, row)``: the last real token predicts the next, or the one that was chosen, where it is there."""
@@ -163,7 +169,8 @@ class CausalSubject:
         return frozenset(inspect.signature(self.model.forward).parameters)
 
     @cached_property
-    def _head(self) -> targets.Head:
+    def head(self) -> targets.Head:
+        """What the columns of the output are: classes, or tokens."""
         if self.verbalizer is not None:
             return targets.named_head("softmax", tuple(self.verbalizer))
         return targets.Head("softmax", self._token, lambda index: str(self.tokenizer.decode([index])))

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from regard.attention import measure_readout
 from regard.attention.running import undisturbed
-from regard.errors import InputError, OptionError, ReadoutMismatch, SubjectError, TooLong, choose
+from regard.errors import InputError, NotServed, OptionError, ReadoutMismatch, SubjectError, TooLong, choose
 from regard.subjects import targets
 from regard.subjects.loading import load_vision
 from regard.subjects.patches import Layout, as_pictures, measure_layout, open_picture, process, see
 from regard.subjects.text import classifier_head
 from regard.subjects.tokens import check_vocabulary, described, spread
-from regard.types import Batch, Of, Score, Special, Targets
+from regard.types import Batch, How, Of, Score, Special, Targets
 
 EMBEDDING = targets.Head("embedding", lambda label: -1, str)
 
@@ -71,6 +71,17 @@ class ImageSubject:
             return pooled
         hidden: Tensor = output.last_hidden_state
         return torch.einsum("er,erc->ec", self.readout(batch, None).to(hidden), hidden)
+
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch with the mean colour of the picture in the place of some patches ``(example, row)``."""
+        if how != "mask":
+            raise NotServed(f"how={how!r}: patches of a picture cannot be taken out. Use 'mask' or 'attention'.")
+        pixels, (height, width) = batch.inputs["pixel_values"], self.layout.patch
+        patches = gone[:, len(self.layout.marks) :].unflatten(1, self.layout.grid)
+        hidden = patches.repeat_interleave(height, 1).repeat_interleave(width, 2)
+        hidden = nn.functional.pad(hidden, (0, pixels.shape[3] - hidden.shape[2], 0, pixels.shape[2] - hidden.shape[1]))
+        mean = pixels.mean((2, 3), keepdim=True)
+        return replace(batch, inputs={"pixel_values": mean.where(hidden[:, None], pixels)})
 
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from regard.errors import EmptyInput, InputError, OptionError, SubjectError, WrongTarget, choose
+from regard.errors import EmptyInput, InputError, NotServed, OptionError, SubjectError, WrongTarget, choose
 from regard.subjects import targets
 from regard.subjects.tokens import described, spread
-from regard.types import Batch, Features, Of, Score, Source, Special, Targets
+from regard.types import Batch, Features, How, Of, Score, Source, Special, Targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class ModuleSubject:
     source_padding: Callable[..., Tensor] | None
     head: targets.Head
     special: Special
+    baseline: Tensor | None = None
 
     __repr__ = described
 
@@ -38,7 +40,9 @@ class ModuleSubject:
         return self.head.kind != "embedding"
 
     def encode(self, inputs: Any) -> Batch:
-        """A tensor, a tuple or a dict of tensors; the first axis of each is examples."""
+        """Tensors, alone or in a tuple or dict, the first axis of each being examples; or a table."""
+        if isinstance(inputs, pd.DataFrame):
+            inputs = self._columns(inputs)
         if isinstance(inputs, Tensor):
             inputs = (inputs,)
         named = dict(inputs) if isinstance(inputs, Mapping) else {str(i): x for i, x in enumerate(inputs)}
@@ -73,6 +77,23 @@ class ModuleSubject:
             )
         return output if output.dim() == 2 else output[:, None]
 
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch with the baseline in the place of some features ``(example, row)``."""
+        if how != "mask" or self.baseline is None:
+            raise NotServed(
+                f"how={how!r}: how a feature of this module is taken out is not known. Use how='attention', or pass "
+                "baseline= to regard.module and use how='mask'."
+            )
+        names = [name for name, x in batch.inputs.items() if _fits(x, self.baseline)]
+        if len(names) != 1:
+            raise NotServed(
+                f"how='mask': baseline= stands in for numbers (example, {len(self.baseline)}), and {len(names)} inputs "
+                "are such, not one. Use how='attention'."
+            )
+        values, removed = batch.inputs[names[0]], self.features if self.source is None else self.source
+        columns = gone[:, [row for row, name in enumerate(removed) if name not in self.special_features]]
+        return replace(batch, inputs={**batch.inputs, names[0]: self.baseline.to(values).where(columns, values)})
+
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""
         return targets.score(self.head, output, target, of)
@@ -89,6 +110,18 @@ class ModuleSubject:
         else:
             wanted = torch.as_tensor(self.reading, dtype=torch.get_default_dtype())
         return wanted.to(batch.real.device).expand(len(batch), -1)
+
+    def _columns(self, table: pd.DataFrame) -> Tensor:
+        """The columns that are features, as one tensor of numbers."""
+        names = [name for name in self.features if name not in self.special_features]
+        if missing := [name for name in names if name not in table.columns]:
+            raise InputError(f"inputs: the table has no columns {missing!r}; it has {list(table.columns)}.")
+        try:
+            numbers = table[names].to_numpy(dtype=float)
+        except (TypeError, ValueError) as problem:
+            raise InputError(f"inputs: columns {names!r} must hold numbers: {problem}.") from None
+        parameter = next(self.model.parameters(), torch.zeros(()))
+        return torch.tensor(numbers).to(parameter)
 
     @staticmethod
     def _call(function: Callable[..., Any], named: Mapping[str, Any]) -> Any:
@@ -130,6 +163,7 @@ def module(
     labels: Sequence[str] | None = None,
     output: Literal["softmax", "sigmoid", "binary", "regression", "embedding"] = "softmax",
     special: Special = "keep",
+    baseline: Tensor | None = None,
 ) -> ModuleSubject:
     """Any PyTorch module as a subject.
 
@@ -148,6 +182,9 @@ def module(
         labels: names of the classes.
         output: what the columns of the output are; "embedding" means that every target is a function.
         special: what explanations do with special features: "keep", "drop", or "renormalise" over the others.
+        baseline: ``(feature,)``: what stands in for a feature that is removed, such as the mean of its column; for
+            modules one of whose inputs is ``(example, feature)``, special features not counted. With two sequences
+            those of the source are removed.
     """
     if not isinstance(model, nn.Module):
         raise SubjectError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module.")
@@ -170,6 +207,12 @@ def module(
         )
     if missing := sorted(set(special_features) - {*names, *(source or ())}):
         raise OptionError(f"special_features={missing!r} are not among the features.")
+    removable = [name for name in (names if source is None else source) if name not in special_features]
+    if baseline is not None and tuple(baseline.shape) != (len(removable),):
+        raise OptionError(
+            f"baseline has shape {tuple(baseline.shape)}; it needs one number for each of the {len(removable)} "
+            "features that are not special."
+        )
     if labels is None:
         head = targets.Head(output, _no_labels, str)
     elif output == "embedding":
@@ -178,8 +221,12 @@ def module(
         head = targets.named_head(output, tuple(labels))
     return ModuleSubject(
         model, forward, names, frozenset(special_features), readout, padding,
-        None if source is None else tuple(source), source_padding, head, special,
+        None if source is None else tuple(source), source_padding, head, special, baseline,
     )  # fmt: skip
+
+
+def _fits(given: Any, baseline: Tensor) -> bool:
+    return isinstance(given, Tensor) and given.is_floating_point() and given.shape[1:] == baseline.shape
 
 
 def _no_labels(name: str) -> int:

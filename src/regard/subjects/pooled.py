@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from regard.errors import EmptyInput, OptionError, SubjectError, choose
 from regard.subjects import targets
+from regard.subjects.removing import replaced, shortened
 from regard.subjects.tokens import as_list, described, device_of
-from regard.types import Batch, Features, Of, Score, Special, Targets
+from regard.types import Batch, Features, How, Of, Score, Special, Targets
 
 Output = Literal["binary", "softmax", "sigmoid", "regression"]
 
@@ -73,6 +74,13 @@ class PooledSubject:
         if self.call is not None:
             return self.call(self.model, batch.inputs["ids"], batch.inputs["attend"])
         return cast(Tensor, self.model(**batch.inputs))
+
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch with some rows ``(example, row)`` deleted, or "<unk>" or "<pad>" in their place."""
+        if how == "delete":
+            fill = {"ids": self.vocabulary["<pad>"], "real": 0, "attend": 0}
+            return shortened(batch, gone, fill, needed=batch.inputs["attend"])
+        return replaced(batch, gone, "ids", self.vocabulary["<unk>" if how == "mask" else "<pad>"])
 
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""

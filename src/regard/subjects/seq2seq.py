@@ -38,7 +38,7 @@ from regard.subjects.tokens import (
     position_limit,
     single_token,
 )
-from regard.types import Batch, Features, Of, Score, Source, Special, Targets
+from regard.types import Batch, Features, How, Of, Score, Source, Special, Targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +114,13 @@ class Seq2SeqSubject:
         rows = self._rows(batch).to(logits.device)
         return logits[torch.arange(len(batch), device=logits.device), rows]
 
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch without some rows ``(example, row)`` of the source."""
+        return self.reader.without(batch, gone, how)
+
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""
-        return targets.score(self._head, output, target, of)
+        return targets.score(self.head, output, target, of)
 
     def readout(self, batch: Batch, score: Score | None) -> Tensor:
         """``(example, row)``: the row that predicts the token that is explained."""
@@ -234,7 +238,8 @@ class Seq2SeqSubject:
         )
 
     @cached_property
-    def _head(self) -> targets.Head:
+    def head(self) -> targets.Head:
+        """What the columns of the output are: tokens."""
         return targets.Head("softmax", self._token, lambda index: self._decode([index]))
 
     def _token(self, token: str) -> int:

@@ -28,7 +28,7 @@ from regard.subjects.tokens import (
     position_limit,
     spread,
 )
-from regard.types import Batch, Of, Score, Special, Targets
+from regard.types import Batch, How, Of, Score, Special, Targets
 
 Reading = Literal["first", "last", "mean"]
 
@@ -72,6 +72,10 @@ class TextSubject:
         hidden: Tensor = output.last_hidden_state
         pooling = spread(self.declared or "mean", batch.real)
         return torch.einsum("er,erc->ec", pooling.to(hidden), hidden)
+
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch without some rows ``(example, row)``."""
+        return self.reader.without(batch, gone, how)
 
     def score(self, output: Tensor, target: Targets, of: Of) -> Score:
         """The scalar to explain."""

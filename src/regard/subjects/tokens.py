@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.errors import EmptyInput, InputError, TokenizerMismatch, TooLong, WrongTarget, choose
-from regard.types import Features
+from regard.errors import EmptyInput, InputError, NotServed, TokenizerMismatch, TooLong, WrongTarget, choose
+from regard.subjects.removing import replaced, shortened
+from regard.types import Batch, Features, How
 
 Text = str | tuple[str, str]
 OverLimit = Literal["error", "truncate", "allow"]
@@ -83,6 +84,18 @@ class Reader:
         features = features_of(self.tokenizer, encoding, texts)
         ours = ("offset_mapping", "special_tokens_mask")
         return {name: value.to(device) for name, value in encoding.items() if name not in ours}, features
+
+    def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
+        """The batch with some rows ``(example, row)`` deleted, or another token in their place."""
+        padding = self.tokenizer.pad_token_id
+        padding = self.tokenizer.eos_token_id or 0 if padding is None else padding
+        if how == "delete":
+            fill = {"input_ids": padding, "attention_mask": 0, "token_type_ids": 0}
+            return shortened(batch, gone, fill, side=self.padding_side)
+        token = self.tokenizer.mask_token_id if how == "mask" else padding
+        if token is None:
+            raise NotServed("how='mask': the tokenizer has no mask token. Use 'delete', 'pad' or 'attention'.")
+        return replaced(batch, gone, "input_ids", token)
 
     def _encode(self, texts: list[Text]) -> Any:
         """A transformers encoding with offsets, within the limit."""

@@ -12,13 +12,18 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 import regard
-from regard.diagnosis import Diagnosis
+from regard.cli.showing import (
+    show_comparison,
+    show_diagnosis,
+    show_explanation,
+    show_methods,
+    show_sites,
+    shown,
+    told,
+)  # fmt: skip
+from regard.data import read
 from regard.errors import InputError, RegardError
 from regard.subjects import open_subject
 from regard.types import Subject
@@ -26,10 +31,6 @@ from regard.types import Subject
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-shown = Console()
-# Progress and complaints go to stderr, so that stdout can be piped.
-told = Console(stderr=True)
-
 TRACE_HELP = """Run a model once on your texts and show what each of its attention sites did.
 
 Examples:
@@ -65,6 +66,15 @@ Examples:
 
 * `regard methods`
 * `regard methods --json`
+"""
+COMPARE_HELP = """Put methods side by side on your data: which agree, and which point at words that matter?
+
+Examples:
+
+* `regard compare --model path/to/classifier --data reviews.csv --html comparison.html`
+* `regard compare --model path/to/classifier --data posts.jsonl --method rollout --method leave_one_out`
+* `regard compare --model path/to/classifier --data reviews.csv --method gradient:norm=l2,through_attention=false`
+* `regard compare --planted shortcut`
 """
 STAND_IN = "The quick brown fox jumps over the lazy dog."
 
@@ -113,25 +123,7 @@ def _trace(
                   "error": traced.check.error, "sites": rows, "ignored": ignored}  # fmt: skip
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return
-    shown.print(f"{len(rows)} attention sites in {model}", markup=False, highlight=False, soft_wrap=True)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("site", overflow="fold")  # the only one that may be folded: numbers stay whole
-    for column in ("kind", "heads", "shape", "entropy", "special", "error"):
-        table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
-    for row in rows:
-        shape = "×".join(map(str, row["shape"]))
-        looks = ("–", "–") if row["entropy"] is None else (f"{row['entropy']:.2f}", f"{row['special_share']:.0%}")
-        numbers = (*looks, f"{row['error']:.0e}")
-        table.add_row(row["site"], row["kind"], str(row["heads"]), shape, *numbers)
-    shown.print(table)
-    shown.print(
-        "shape: examples × heads × queries × keys. entropy (nats; 0: one key) and special (share on special tokens): "
-        "as seen from the readout, mean over heads and texts (–: its rows are not the readout's). error: "
-        "max |A·V − output| / max |output|.",
-        style="dim",
-    )
-    for entry in traced.ignored:
-        shown.print(f"ignored {entry.name} {entry.shape}: {entry.reason}", style="dim", markup=False)
+    show_sites(model, rows, traced.ignored)
 
 
 @app.command("explain", help=EXPLAIN_HELP)
@@ -189,7 +181,7 @@ def _explain(
                 if as_json:
                     sys.stdout.write(json.dumps(why.to_dict(), ensure_ascii=False) + "\n")
                 else:
-                    _show_explanation(why, top)
+                    show_explanation(why, top)
             found += whys if html else []
     if html:
         _write_page(found, html)
@@ -219,26 +211,6 @@ def _lines(path: Path) -> Iterator[list[str]]:
         raise InputError(f"--texts {path}: cannot be read: {problem}. It takes a text file in UTF-8.") from None
 
 
-def _show_explanation(why: regard.Explanation, top: int) -> None:
-    """A shaded line and a table of the words that count most; numbers by layer or head have a table only."""
-    shown.print(Text(why.caption, style="dim"))
-    if why.axes == ("token",):
-        table_of = why.words()
-        shown.print(regard.draw.shaded_terminal(table_of["word"].tolist(), table_of["score"].tolist()))
-    else:
-        table_of = why.frame()
-    ranked = table_of.reindex(table_of["score"].abs().sort_values(ascending=False, kind="stable").index).head(top)
-    columns = [name for name in ranked.columns if name not in ("special", "word" if "token" in ranked else "")]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("word", "token", "part") else "right")
-    for row in ranked[columns].itertuples(index=False):
-        table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
-    shown.print(table)
-    for name, fact in why.facts.items():
-        shown.print(Text(f"{name}: {np.array2string(np.asarray(fact), precision=4, threshold=20)}", style="dim"))
-
-
 def _write_page(found: list[regard.Explanation], path: Path) -> None:
     if len(found) == 1:
         found[0].to_html(path)
@@ -248,23 +220,71 @@ def _write_page(found: list[regard.Explanation], path: Path) -> None:
     path.write_text(regard.draw.page(f"{len(found)} explanations", found[0].method, parts), encoding="utf-8")
 
 
+@app.command("compare", help=COMPARE_HELP)
+def _compare(
+    model: Annotated[str | None, typer.Option(help="A local folder, a GGUF file, or a hub name.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A .csv, .tsv, .jsonl or .parquet file, or an ERASER folder.")
+    ] = None,
+    planted: Annotated[
+        str | None, typer.Option(help="Instead: train a small model on this planted task, whose truth is known.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method, or method:option=value,…; may be given several times.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
+    rationale: Annotated[str | None, typer.Option(help="The column of rationales.")] = None,
+    examples: Annotated[int, typer.Option(help="How many examples are drawn from the data.")] = 200,
+    how: Annotated[
+        str | None, typer.Option(help="Words are removed by 'delete', 'mask', 'pad' or 'attention'.")
+    ] = None,
+    on_bad: Annotated[str, typer.Option(help="Rows that cannot be used: 'raise' or 'skip'.")] = "raise",
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn by lot.")] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write a page with tables and pictures here.")] = None,
+    over_limit: Annotated[
+        str, typer.Option(help="A text over the model's limit is an 'error', 'truncate'd or 'allow'ed.")
+    ] = "error",
+    trust_remote_code: TRUST = False,
+    as_json: AS_JSON = False,
+) -> None:
+    if (planted is None) == (model is None or data is None) or (planted and (model or data)):
+        raise InputError("pass --model and --data, or --planted alone: what is to be compared on what.")
+    if html is not None and html.suffix != ".html":
+        raise InputError(f"--html {html} must end in .html.")
+    methods = None if method is None else [_method(one) for one in method]
+    if planted is not None:
+        found = regard.compare_planted(planted, methods=methods, examples=examples, seed=seed)
+    else:
+        options: Any = {"text": text, "label": label, "rationale": rationale, "on_bad": on_bad}
+        assert model is not None
+        assert data is not None
+        read_from = regard.data.read_eraser(data, on_bad=on_bad) if data.is_dir() else read(data, **options)  # type: ignore[arg-type]
+        subject = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+        asked: Any = {"methods": methods, "examples": examples, "how": how, "seed": seed}
+        found = regard.compare(subject, read_from, **asked)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        show_comparison(found)
+    if html:
+        found.to_html(html)
+        told.print(f"written: {html}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _method(given: str) -> tuple[str, dict[str, Any]]:
+    """``name`` or ``name:option=value,option=value``."""
+    name, _, options = given.partition(":")
+    return name, dict(_option(one) for one in options.split(",") if one)
+
+
 @app.command("methods", help=METHODS_HELP)
 def _methods(as_json: AS_JSON = False) -> None:
     rows = regard.list_methods().to_dict(orient="records")
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
         return
-    for family in dict.fromkeys(row["family"] for row in rows):
-        shown.print(f"{family} methods", style="bold", highlight=False)
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(no_wrap=True)
-        for row in rows:
-            if row["family"] == family:
-                paper = f" · {row['paper']}" if row["paper"] else ""
-                about = Text(f"{row['passes']}{paper}", style="dim")
-                table.add_row(row["name"], Text.assemble(row["formula"], "\n", about))
-        shown.print(table)
-    shown.print("What each needs, and its options: regard methods --json", style="dim", highlight=False)
+    show_methods(rows)
 
 
 @app.command("doctor", help=DOCTOR_HELP)
@@ -282,7 +302,7 @@ def _doctor(
     if as_json:
         sys.stdout.write(json.dumps({"path": model, "tried on": named, **found.to_dict()}, indent=2) + "\n")
     else:
-        _show(model, named, found)
+        show_diagnosis(model, named, found)
     if not found.works:
         raise typer.Exit(1)
 
@@ -300,59 +320,6 @@ def _inputs(subject: Subject, model: str, text: list[str] | None, image: list[st
     if sees:
         return np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "a picture of noise"
     return STAND_IN, repr(STAND_IN)
-
-
-def _show(model: str, named: str, found: Diagnosis) -> None:
-    """The page of `regard doctor`."""
-    facts = found.model
-    saved = facts["saved as"]
-    kind = (
-        facts["class"] if saved in (None, facts["class"]) else f"{facts['class']} (saved as {saved}: without its head)"
-    )
-    count = facts["parameters"]
-    size = f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"
-    lines = {
-        "model": f"{kind}, {size} parameters, {facts['precision']}, on {facts['device']}; "
-        f"attention: {facts['backend']}",
-        "tried on": f"{named}: examples {found.examples[0]}, rows up to {found.examples[1]}; a forward pass takes "
-        f"{1000 * found.seconds:.0f} ms",
-        "readout": found.readout,
-        "error": "–" if found.error is None else f"{found.error:.0e} between recomputed weights × values and the model",
-    }
-    shown.print(model, style="bold", markup=False, highlight=False, soft_wrap=True)
-    facts_table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name, line in lines.items():
-        facts_table.add_row(Text(name, style="dim"), Text(line))
-    shown.print(facts_table)
-    shown.print("\nattention sites" if len(found.sites) else "\nattention sites: none", style="bold", highlight=False)
-    for row in found.sites.to_dict(orient="records"):
-        shape = "×".join(map(str, row["shape"]))
-        line = f"{row['number']} {row['kind']}, {row['heads']} heads, {shape}, {row['weights']}: {row['names']}"
-        shown.print(Padding(Text(line), (0, 0, 0, 2)))
-    if len(found.sites):
-        shown.print("  shape: examples × heads × queries × keys", style="dim", highlight=False)
-    for entry in found.ignored:
-        shown.print(Padding(Text(f"ignored: {entry.name} {entry.shape}: {entry.reason}", style="dim"), (0, 0, 0, 2)))
-    shown.print("\nwhat it can serve", style="bold", highlight=False)
-    abilities = Table(box=None, padding=(0, 0, 0, 2))
-    abilities.add_column("", no_wrap=True)
-    abilities.add_column("", no_wrap=True)
-    abilities.add_column("passes", justify="right", no_wrap=True)
-    abilities.add_column("needed by methods and trials such as", overflow="fold")
-    abilities.add_column("measured", overflow="fold")
-    for ability in found.abilities:
-        mark = Text("yes", style="green") if ability.works else Text("no", style="red")
-        cost = "" if ability.passes is None else f"{ability.passes:.1f}"
-        abilities.add_row(ability.name, mark, cost, ability.serves, ability.said if ability.works else "see below")
-    shown.print(abilities)
-    shown.print("  passes: the cost, in plain forward passes on these examples", style="dim", highlight=False)
-    refused = found.methods[~found.methods["works"].astype(bool)]
-    for row in refused.to_dict(orient="records"):
-        shown.print(Padding(Text.assemble((row["name"], "red"), f": {row['why']}"), (0, 0, 0, 2)))
-    names = ", ".join(found.methods.loc[found.methods["works"].astype(bool), "name"])
-    shown.print(Padding(Text(f"regard explain --method: {names or 'none'}"), (0, 0, 0, 2)))
-    for line in found.advice:
-        shown.print(Text("\n→ " + line))
 
 
 def _opened(model: str, *, over_limit: str = "error", trust_remote_code: bool) -> Subject:

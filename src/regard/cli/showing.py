@@ -1,0 +1,172 @@
+"""What the commands print: tables and shaded lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from regard import draw
+from regard.attention import Ignored
+from regard.comparison import FOOTNOTE, MEASURES, Comparison
+from regard.diagnosis import Diagnosis
+from regard.explanation import Explanation
+
+shown = Console()
+# Progress and complaints go to stderr, so that stdout can be piped.
+told = Console(stderr=True)
+
+
+def show_sites(model: str, rows: Sequence[Mapping[Any, Any]], ignored: Sequence[Ignored]) -> None:
+    """The page of `regard trace`."""
+    shown.print(f"{len(rows)} attention sites in {model}", markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("site", overflow="fold")  # the only one that may be folded: numbers stay whole
+    for column in ("kind", "heads", "shape", "entropy", "special", "error"):
+        table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
+    for row in rows:
+        shape = "×".join(map(str, row["shape"]))
+        looks = ("–", "–") if row["entropy"] is None else (f"{row['entropy']:.2f}", f"{row['special_share']:.0%}")
+        numbers = (*looks, f"{row['error']:.0e}")
+        table.add_row(row["site"], row["kind"], str(row["heads"]), shape, *numbers)
+    shown.print(table)
+    shown.print(
+        "shape: examples × heads × queries × keys. entropy (nats; 0: one key) and special (share on special tokens): "
+        "as seen from the readout, mean over heads and texts (–: its rows are not the readout's). error: "
+        "max |A·V − output| / max |output|.",
+        style="dim",
+    )
+    for entry in ignored:
+        shown.print(f"ignored {entry.name} {entry.shape}: {entry.reason}", style="dim", markup=False)
+
+
+def show_explanation(why: Explanation, top: int) -> None:
+    """A shaded line and a table of the words that count most; numbers by layer or head have a table only."""
+    shown.print(Text(why.caption, style="dim"))
+    if why.axes == ("token",):
+        table_of = why.words()
+        shown.print(draw.shaded_terminal(table_of["word"].tolist(), table_of["score"].tolist()))
+    else:
+        table_of = why.frame()
+    ranked = table_of.reindex(table_of["score"].abs().sort_values(ascending=False, kind="stable").index).head(top)
+    columns = [name for name in ranked.columns if name not in ("special", "word" if "token" in ranked else "")]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("word", "token", "part") else "right")
+    for row in ranked[columns].itertuples(index=False):
+        table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
+    shown.print(table)
+    for name, fact in why.facts.items():
+        shown.print(Text(f"{name}: {np.array2string(np.asarray(fact), precision=4, threshold=20)}", style="dim"))
+
+
+def show_methods(rows: Sequence[Mapping[Any, Any]]) -> None:
+    """The page of `regard methods`."""
+    for family in dict.fromkeys(row["family"] for row in rows):
+        shown.print(f"{family} methods", style="bold", highlight=False)
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        for row in rows:
+            if row["family"] == family:
+                paper = f" · {row['paper']}" if row["paper"] else ""
+                about = Text(f"{row['passes']}{paper}", style="dim")
+                table.add_row(row["name"], Text.assemble(row["formula"], "\n", about))
+        shown.print(table)
+    shown.print("What each needs, and its options: regard methods --json", style="dim", highlight=False)
+
+
+def show_diagnosis(model: str, named: str, found: Diagnosis) -> None:
+    """The page of `regard doctor`."""
+    facts = found.model
+    saved = facts["saved as"]
+    kind = (
+        facts["class"] if saved in (None, facts["class"]) else f"{facts['class']} (saved as {saved}: without its head)"
+    )
+    count = facts["parameters"]
+    size = f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"
+    lines = {
+        "model": f"{kind}, {size} parameters, {facts['precision']}, on {facts['device']}; "
+        f"attention: {facts['backend']}",
+        "tried on": f"{named}: examples {found.examples[0]}, rows up to {found.examples[1]}; a forward pass takes "
+        f"{1000 * found.seconds:.0f} ms",
+        "readout": found.readout,
+        "error": "–" if found.error is None else f"{found.error:.0e} between recomputed weights × values and the model",
+    }
+    shown.print(model, style="bold", markup=False, highlight=False, soft_wrap=True)
+    facts_table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, line in lines.items():
+        facts_table.add_row(Text(name, style="dim"), Text(line))
+    shown.print(facts_table)
+    shown.print("\nattention sites" if len(found.sites) else "\nattention sites: none", style="bold", highlight=False)
+    for row in found.sites.to_dict(orient="records"):
+        shape = "×".join(map(str, row["shape"]))
+        line = f"{row['number']} {row['kind']}, {row['heads']} heads, {shape}, {row['weights']}: {row['names']}"
+        shown.print(Padding(Text(line), (0, 0, 0, 2)))
+    if len(found.sites):
+        shown.print("  shape: examples × heads × queries × keys", style="dim", highlight=False)
+    for entry in found.ignored:
+        shown.print(Padding(Text(f"ignored: {entry.name} {entry.shape}: {entry.reason}", style="dim"), (0, 0, 0, 2)))
+    shown.print("\nwhat it can serve", style="bold", highlight=False)
+    abilities = Table(box=None, padding=(0, 0, 0, 2))
+    abilities.add_column("", no_wrap=True)
+    abilities.add_column("", no_wrap=True)
+    abilities.add_column("passes", justify="right", no_wrap=True)
+    abilities.add_column("needed by methods and trials such as", overflow="fold")
+    abilities.add_column("measured", overflow="fold")
+    for ability in found.abilities:
+        mark = Text("yes", style="green") if ability.works else Text("no", style="red")
+        cost = "" if ability.passes is None else f"{ability.passes:.1f}"
+        abilities.add_row(ability.name, mark, cost, ability.serves, ability.said if ability.works else "see below")
+    shown.print(abilities)
+    shown.print("  passes: the cost, in plain forward passes on these examples", style="dim", highlight=False)
+    refused = found.methods[~found.methods["works"].astype(bool)]
+    for row in refused.to_dict(orient="records"):
+        shown.print(Padding(Text.assemble((row["name"], "red"), f": {row['why']}"), (0, 0, 0, 2)))
+    names = ", ".join(found.methods.loc[found.methods["works"].astype(bool), "name"])
+    shown.print(Padding(Text(f"regard explain --method: {names or 'none'}"), (0, 0, 0, 2)))
+    for line in found.advice:
+        shown.print(Text("\n→ " + line))
+
+
+def show_comparison(found: Comparison) -> None:
+    """The page of `regard compare`: the league, how methods agree, and the example on which two disagree most."""
+    shown.print(Text(found.note, style="dim"))
+    shown.print("\nleague table", style="bold", highlight=False)
+    _print_frame(found.table())
+    shown.print(Text(FOOTNOTE, style="dim"))
+    families = dict(zip(found.league["method"], found.league["family"], strict=True))
+    references = [name for name in families if families[name] == "reference"]
+    if references:
+        shown.print("\nagreement with references: τ · top fifth · τ by score", style="bold", highlight=False)
+        squares = [found.matrix(measure).to_dict() for measure in MEASURES]
+        rows = [
+            {"method": name} | {other: _cell(square[name][other] for square in squares) for other in references}
+            for name in families
+        ]
+        _print_frame(pd.DataFrame(rows))
+        shown.print(Text(" · ".join(MEASURES.values()) + " –: undefined.", style="dim"))
+    for one in found.disagreements[:1]:
+        said = f"\nthe example on which two methods disagree most: {one['example']}, τ = {one['tau']:.2f}"
+        shown.print(Text(said, style="bold"))
+        for name in (one["method"], one["other"]):
+            shown.print(Text(name, style="dim"))
+            shown.print(draw.shaded_terminal(one["words"], one["scores"][name]))
+
+
+def _cell(numbers: Iterable[float]) -> str:
+    return " · ".join("–" if np.isnan(number) else f"{number:.2f}" for number in numbers)
+
+
+def _print_frame(frame: pd.DataFrame) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in frame.columns:
+        table.add_column(str(name), justify="left" if name in ("method", "family") else "right", overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(Text(str(cell)) for cell in row))
+    shown.print(table)

@@ -1,0 +1,292 @@
+"""Which explanation for my model? Methods side by side: how they agree, and what each is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regard.attention.running import batch_of, must_be_subject
+from regard.attention.tracing import traced
+from regard.catalog import found, method_named
+from regard.comparison import Comparison, Numbers, ranked, summarise
+from regard.data import Dataset, Example, read
+from regard.data.planted import confirm, plant
+from regard.erasing import Values, possible, without
+from regard.errors import EmptyInput, InputError, NotServed, OptionError, whole_numbers
+from regard.explaining import Job, job_for, traces_for
+from regard.explanation import Explanation
+from regard.measures import kendall
+from regard.progress import Counter
+from regard.subjects.scratch import scratch_table, scratch_text
+from regard.training import fit, inputs_of, predict
+from regard.types import Batch, Features, How, Of, Subject, Targets
+
+UNDECIDED = 0.2  # share of a planted training set without a cause: a model that has none left does not know
+BINS = (0.01, 0.05, 0.1, 0.2, 0.5)  # shares of the words that are removed, as in ERASER
+Method = str | tuple[str, Mapping[str, Any]]
+Array = NDArray[np.float64]
+
+
+def compare(
+    subject: Subject,
+    data: Any,
+    *,
+    methods: Sequence[Method] | None = None,
+    adopted: Mapping[str, Sequence[Explanation]] | None = None,
+    target: Targets = None,
+    examples: int = 200,
+    how: How | None = None,
+    bins: Sequence[float] = BINS,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> Comparison:
+    """Put methods side by side on the same examples: do they agree, and does what they point at matter?
+
+    All are judged on words (or columns, or patches), by the size of their scores, because attention has no sign; so
+    each removes the same number of words. Special tokens take no part. `random` is always among them.
+
+    Args:
+        subject: made by `regard.text`, `regard.pooled` and the like.
+        data: what `regard.data.read` takes, or has read. Rationales, where there are some, are the truth to be found.
+        methods: names from `regard.list_methods`, with options as ``(name, options)``; None: all that can.
+        adopted: by name, explanations from elsewhere (`regard.adopt`), one for each example.
+        target: what is explained: a class, label or function of the output, for all examples; None: what is predicted.
+        examples: how many are drawn by lot from the data.
+        how: how words are removed, as in `leave_one_out`.
+        bins: the shares of words that are removed; ERASER's unless you say so.
+        batch_size: how many examples run together.
+        seed: of what is drawn: examples, ties, controls, intervals.
+
+    Example::
+
+        found = regard.compare(subject, "reviews.csv", methods=["rollout", ("gradient", {"norm": "l2"})])
+        found.league  # a row for each method, with intervals
+        found.matrix("tau")  # how far each two agree
+        found.to_html("comparison.html")
+    """
+    must_be_subject(subject)
+    if whole_numbers("examples", examples)[0] < 1 or whole_numbers("batch_size", batch_size)[0] < 1:
+        raise OptionError(f"examples={examples!r} and batch_size={batch_size!r} must be 1 or more.")
+    if not bins or any(not 0 < share <= 1 for share in bins):
+        raise OptionError(f"bins={bins!r} must be shares of the words, between 0 and 1.")
+    dataset = data if isinstance(data, Dataset) else read(data)
+    chosen = list(dataset.sample(examples, seed=seed))
+    if not chosen:
+        raise EmptyInput("data holds no examples.")
+    for name, whys in (adopted or {}).items():
+        if len(whys) != len(chosen):
+            raise InputError(f"adopted[{name!r}] has {len(whys)} explanations for {len(chosen)} examples.")
+    run = _Run(_Counted(subject), adopted or {}, target, how, tuple(bins), seed)
+    jobs = run.jobs(methods)
+    with Counter("comparing", len(chosen)) as counter:
+        for start in range(0, len(chosen), batch_size):
+            some = chosen[start : start + batch_size]
+            run.add(jobs, batch_of(subject, inputs_of(some)), some, start)
+            counter.advance(len(some))
+    settings = {
+        "examples": len(chosen), "of": len(dataset), "how": run.how, "bins": list(bins), "seed": seed,
+        "scalar": run.scalar, "skipped_rows": len(dataset.skipped),
+    }  # fmt: skip
+    return summarise(run.numbers, families=run.families, settings=settings, refused=run.refused)
+
+
+def compare_planted(
+    task: str,
+    *,
+    methods: Sequence[Method] | None = None,
+    examples: int = 200,
+    train: int = 2000,
+    epochs: int = 20,
+    seed: int = 0,
+) -> Comparison:
+    """Train a small model on a planted task, see that it uses the planted cause, and compare methods against that.
+
+    Args:
+        task: a name from `regard.data.planted.TASKS`.
+        methods: as in `compare`.
+        examples: how many of the test examples are compared.
+        train: how many examples the model learns from.
+        epochs: of training; fewer where it does not become better.
+        seed: of data, model and comparison.
+
+    Example::
+
+        found = regard.compare_planted("shortcut")
+        found.confirmation  # which cause the model was seen to use
+        found.league.sort_values("auprc")
+    """
+    made = plant(task, train=train, undecided=UNDECIDED, seed=seed)
+    labels = [str(label) for label in made.train.labels]
+    subject: Any
+    if made.train.kind == "table":
+        columns = made.train.frame()[list(made.train.columns)]
+        subject = scratch_table(made.train.columns, labels, torch.tensor(columns.mean().to_numpy()), seed=seed)
+    else:
+        subject = scratch_text(made.train.inputs(), labels, seed=seed)
+    fit(subject, made.train, validation=made.held_out, epochs=epochs, patience=2, seed=seed)
+    sure = confirm(made, lambda inputs: predict(subject, inputs))
+    truth = sure.truth if sure.confirmed else [None] * len(made.test)  # what it uses, or nothing at all
+    tested = Dataset.of([replace(one, rationale=mask) for one, mask in zip(made.test, truth, strict=True)])
+    found = compare(subject, tested, methods=methods, examples=examples, seed=seed)
+    return replace(found, confirmation=sure, settings={**found.settings, "task": task, "rule": made.says})
+
+
+class _Counted:
+    """A subject that counts how many examples its model is run on."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.run = subject, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.subject, name)
+
+    def forward(self, batch: Batch) -> Any:
+        """As the subject does."""
+        self.run += len(batch)
+        return self.subject.forward(batch)
+
+
+@dataclass
+class _Run:
+    """What is found out, batch by batch."""
+
+    subject: Any
+    adopted: Mapping[str, Sequence[Explanation]]
+    target: Targets
+    how: How | None
+    bins: tuple[float, ...]
+    seed: int
+    numbers: Numbers = field(default_factory=Numbers)
+    refused: dict[str, str] = field(default_factory=dict)
+    families: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def scalar(self) -> Of:
+        """What erasing is measured in: a probability, where there are some."""
+        kind = getattr(getattr(self.subject, "head", None), "kind", None)
+        return "logit" if kind in ("regression", "embedding") else "probability"
+
+    def jobs(self, methods: Sequence[Method] | None) -> dict[str, Job]:
+        """What is asked, by the name that it has in tables; what draws lots takes the seed."""
+        wanted: list[Method] = [*found()] if methods is None else [*methods]
+        if not any(name == "random" for name in wanted):
+            wanted.append("random")
+        jobs: dict[str, Job] = {}
+        for entry in wanted:
+            name, options = (entry, {}) if isinstance(entry, str) else entry
+            label = name + "".join(f" {key}={value}" for key, value in options.items())
+            seeded = {"seed": self.seed} if "seed" in method_named(name).options and "seed" not in options else {}
+            jobs[label] = job_for(self.subject, name, {**options, **seeded})
+            self.families[label] = jobs[label].method.family
+        if clash := jobs.keys() & self.adopted.keys():
+            raise OptionError(f"adopted: {sorted(clash)} are names of methods. Choose others.")
+        self.families |= dict.fromkeys(self.adopted, "adopted")
+        return jobs
+
+    def add(self, jobs: dict[str, Job], batch: Batch, examples: Sequence[Example], first: int) -> None:
+        """Explain and judge a batch whose first example has this number; jobs that cannot be done are dropped."""
+        self.how = possible(self.subject, batch, self.how)
+        traces = traces_for([*jobs.values()], batch, self.target)
+        base = traces.get(self.scalar)
+        if base is None:
+            known = next(iter(traces.values())).check.readout
+            base = traced(
+                self.subject, batch, gradients=False, onward=False, target=self.target, of=self.scalar, verified=known
+            )
+        features = (batch.source or batch).features
+        scores: dict[str, list[Array]] = {}
+        for label, job in list(jobs.items()):
+            before = self.subject.run
+            try:
+                whys = job.explained(traces[job.of])
+            except NotServed as problem:
+                self.refused[label] = str(problem)
+                del jobs[label]
+                continue
+            self.numbers.forwards[label] = self.numbers.forwards.get(label, 0) + self.subject.run - before + len(batch)
+            scores[label] = [on_words(why, one) for why, one in zip(whys, features, strict=True)]
+            self._stability(label, job, traces[job.of], scores[label], features)
+        for label, given in self.adopted.items():
+            some = given[first : first + len(examples)]
+            scores[label] = [on_words(why, one) for why, one in zip(some, features, strict=True)]
+        for number, (example, one) in enumerate(zip(examples, features, strict=True)):
+            self.numbers.add(
+                example.id or str(first + number), one.words, {label: some[number] for label, some in scores.items()},
+                truth_on(example, one.words),
+            )  # fmt: skip
+        self._erase(Values(base), features, scores, self.numbers.ids[first:])
+
+    def _stability(self, label: str, job: Job, trace: Any, scores: list[Array], features: Sequence[Features]) -> None:
+        """How well the scores agree with those of another seed; what draws no lots gives the same again."""
+        if "seed" not in job.options:
+            self.numbers.stability.setdefault(label, []).extend([1.0] * len(scores))
+            return
+        other = replace(job, options={**job.options, "seed": job.options["seed"] + 1}).explained(trace)
+        again = [on_words(why, one) for why, one in zip(other, features, strict=True)]
+        found = [kendall(np.abs(x), np.abs(y)).value for x, y in zip(scores, again, strict=True)]
+        self.numbers.stability.setdefault(label, []).extend(found)
+
+    def _erase(
+        self, values: Values, features: Sequence[Features], scores: dict[str, list[Array]], ids: Sequence[str]
+    ) -> None:
+        """Comprehensiveness and sufficiency of every method, at every bin; what several remove is run once."""
+        wanted: dict[tuple[int, tuple[int, ...]], int] = {}
+        asked = []  # method, example, bin, whether the words are removed or all others are
+        for label, of_examples in scores.items():
+            for example, numbers in enumerate(of_examples):
+                rows, order = features[example].rows_of_words, ranked(numbers, ids[example], self.seed)
+                for share in self.bins:
+                    top = set(order[: math.ceil(share * len(order))].tolist())
+                    for inside in (True, False):
+                        gone = tuple(row for word, of in enumerate(rows) if (word in top) == inside for row in of)
+                        place = wanted.setdefault((example, gone), len(wanted))
+                        asked.append((label, inside, place))
+        assert self.how is not None
+        trace = values.trace
+        fallen = without(trace.subject, trace.batch, list(wanted), self.how, values.fallen).tolist()
+        found: dict[tuple[str, bool], list[float]] = {}
+        for label, inside, place in asked:
+            found.setdefault((label, inside), []).append(fallen[place])
+        for (label, inside), falls in found.items():
+            kind = self.numbers.comprehensiveness if inside else self.numbers.sufficiency
+            kind.setdefault(label, []).extend(np.reshape(falls, (-1, len(self.bins))).tolist())
+
+
+def on_words(why: Explanation, features: Features) -> Array:
+    """The scores of an explanation on the words of what can be removed: pieces are summed, special tokens left out."""
+    if why.axes != ("token",):
+        raise InputError(
+            f"{why.method} has scores with axes {why.axes}. Compare methods without per_layer and the like."
+        )
+    totals = np.zeros(len(features.words))
+    for score, word in zip(why.scores.tolist(), why.features.word, strict=True):
+        if word is not None and word < len(totals):  # what was produced comes after the source, and is not removed
+            totals[word] += score
+    return totals
+
+
+def truth_on(example: Example, words: Sequence[str]) -> NDArray[np.bool_] | None:
+    """A rationale, which is about words between white space, on the words that the model has.
+
+    A word of the model's belongs to it if one of its letters does. A model that was given only the beginning of a text
+    has the beginning of the rationale.
+    """
+    if example.rationale is None:
+        return None
+    if example.words == tuple(words):
+        return np.array(example.rationale)
+    letters = [mask for word, mask in zip(example.words, example.rationale, strict=True) for _ in word]
+    said = "".join("".join(word.split()) for word in words)
+    if not "".join(example.words).startswith(said):
+        raise InputError(
+            f"the words of example {example.id or example.input!r} are not those that the model sees ({said[:60]!r}…), "
+            "so its rationale cannot be put on them. Leave rationales out, or clean the text."
+        )
+    ends = np.cumsum([len("".join(word.split())) for word in words])
+    return np.array([any(letters[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)])

@@ -1,0 +1,91 @@
+"""Gradient × input, integrated along the way from a baseline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.attention import Trace
+from regard.attention.entrance import Entrance
+from regard.attention.paths import Strand
+from regard.erasing import Values
+from regard.errors import NoGradient, NotServed, OptionError, choose, whole_numbers
+from regard.types import Batch, Scores, Source
+
+FAMILY = "reference"
+NEEDS = ("gradients", "reruns")
+CITE = "sundararajan2017axiomatic"
+FORMULA = "Σ_d (x − x̄)_d ∫₀¹ ∂F(x̄ + α(x − x̄))/∂x_d dα"
+PASSES = "2 forward; `steps` forward, backward"
+OF = "logit"
+
+
+def integrated_gradients(trace: Trace, *, baseline: Literal["pad", "mask", "zero"] = "pad", steps: int = 50) -> Scores:
+    """Integrated gradients (Sundararajan et al. 2017) of the embeddings, by Captum: ``(example, row)``, signed.
+
+    The sum over tokens is F(x) − F(x̄); ``facts["convergence_delta"]`` says how far it is from that.
+
+    NOTE[DIFF] special tokens have no baseline: they stay, and score 0. Of models with two sequences what was produced
+    stays, too, and has no scores, unless the baseline is "zero".
+
+    Args:
+        trace: what was traced, with a target.
+        baseline: what the integral starts from: the embedding of the "pad" or "mask" token, or "zero" vectors.
+        steps: of the integral (Gauss–Legendre).
+    """
+    from captum.attr import IntegratedGradients  # takes 2 seconds
+
+    choose("baseline", baseline, ("pad", "mask", "zero"))
+    (steps,) = whole_numbers("steps", steps)
+    if steps < 1:
+        raise OptionError(f"steps={steps} must be 1 or more.")
+    values, entrance = Values(trace), Entrance(trace.subject, trace.batch)
+    starts = _baselines(trace, entrance, baseline)
+    size = len(trace.batch)
+
+    def score(*vectors: Tensor) -> Tensor:
+        output = entrance.run(dict(zip(starts, vectors, strict=True)))
+        found = values.scores(output, [*range(size)] * (len(output) // size))
+        if torch.is_grad_enabled() and not found.requires_grad:
+            raise NoGradient("the target does not depend differentiably on the input.")
+        return found
+
+    with torch.enable_grad():
+        found, delta = IntegratedGradients(score, multiply_by_inputs=True).attribute(
+            tuple(entrance.vectors[name] for name in starts), tuple(starts.values()), n_steps=steps,
+            internal_batch_size=max(size, 32), return_convergence_delta=True,
+        )  # fmt: skip
+    sums = {name: numbers.detach().sum(-1) for name, numbers in zip(starts, found, strict=True)}
+    return entrance.scores(sums, facts={"convergence_delta": delta})
+
+
+def _baselines(trace: Trace, entrance: Entrance, kind: Literal["pad", "mask", "zero"]) -> dict[Strand, Tensor]:
+    """Of each sequence that has one; special tokens and padding are their own."""
+    batch, vectors = trace.batch, entrance.vectors
+    if kind == "zero":
+        sequences: dict[Strand, Batch | Source | None] = {"rows": batch, "source": batch.source}
+        instead = {name: torch.zeros_like(one) for name, one in vectors.items()}
+    else:
+        sequences = {"rows": batch} if batch.source is None else {"source": batch.source}
+        try:
+            without = trace.subject.without(batch, _ordinary(batch.source or batch), kind)
+        except NotServed:
+            raise NotServed(f"baseline={kind!r}: this subject has none. Use another; there is always 'zero'.") from None
+        instead = Entrance(trace.subject, without).vectors
+    found = {
+        name: instead[name].where(_ordinary(one)[..., None], vectors[name])
+        for name, one in sequences.items() if one and name in vectors
+    }  # fmt: skip
+    if not found:
+        raise NotServed(f"baseline={kind!r}: the source enters the model as no vectors. Use baseline='zero'.")
+    return found
+
+
+def _ordinary(sequence: Batch | Source) -> Tensor:
+    """``(example, row)``: where the tokens of words are."""
+    ordinary = torch.zeros_like(sequence.real)
+    for example, features in enumerate(sequence.features):
+        ordinary[example, [row for rows in features.rows_of_words for row in rows]] = True
+    return ordinary

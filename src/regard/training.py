@@ -1,0 +1,158 @@
+"""One loop that fits a subject's model to data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.data import Dataset, Example
+from regard.errors import EmptyInput, InputError
+from regard.progress import Counter
+from regard.types import Subject
+
+LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
+
+
+def fit(
+    subject: Subject,
+    data: Dataset,
+    *,
+    validation: Dataset | None = None,
+    epochs: int = 5,
+    patience: int | None = None,
+    batch_size: int = 32,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Train the subject's model, in place, to predict the labels of the data.
+
+    Args:
+        subject: what is trained; its model ends in eval mode.
+        data: texts, pairs or rows, with labels.
+        validation: after each epoch the model is tried on these; it ends as it was when it was most accurate (for a
+            regression: when its error was least), for the last time.
+        epochs: how often all data are seen.
+        patience: stop after so many epochs in which validation has not become better; None: never.
+        batch_size: examples in a step.
+        optimizer: makes one for the model; None: AdamW with a learning rate of 1e-3.
+        seed: of the order of examples, and of dropout. The model is initialised before.
+
+    Returns:
+        A row for each epoch: its number, the mean loss, and the accuracy (or minus the squared error) on validation.
+    """
+    examples = _labelled(data)
+    held = None if validation is None else _labelled(validation)
+    make = optimizer or (lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+    model, order = subject.model, np.random.default_rng(seed)
+    steps = make(model)
+    rows: list[dict[str, Any]] = []
+    best: tuple[float, dict[str, Any] | None] = (-np.inf, None)
+    since = 0
+    with torch.random.fork_rng(), Counter("training", epochs * len(examples)) as counter:
+        torch.manual_seed(seed)
+        for epoch in range(epochs):
+            model.train()
+            total = 0.0
+            for some in _shuffled(examples, batch_size, order):
+                loss = _loss(subject, subject.forward(subject.encode(inputs_of(some))), some)
+                steps.zero_grad()
+                loss.backward()
+                steps.step()
+                total += float(loss.detach()) * len(some)
+                counter.advance(len(some))
+            model.eval()
+            row: dict[str, Any] = {"epoch": epoch, "loss": total / len(examples)}
+            rows.append(row)
+            if held is not None:
+                row["validation"] = quality = _quality(subject, held)
+                since = 0 if quality > best[0] else since + 1
+                if quality >= best[0]:
+                    best = quality, copy.deepcopy(model.state_dict())
+                if since == patience:
+                    break
+    if best[1] is not None:
+        model.load_state_dict(best[1])
+    return pd.DataFrame(rows)
+
+
+def predict(subject: Subject, inputs: Sequence[Any], *, batch_size: int = 64) -> list[str]:
+    """The name of the class that is predicted for each input."""
+    names: list[str] = []
+    with torch.no_grad():
+        for start in range(0, len(inputs), batch_size):
+            batch = subject.encode(as_inputs(inputs[start : start + batch_size]))
+            names += subject.score(subject.forward(batch), None, "logit").names
+    return names
+
+
+def inputs_of(examples: Iterable[Example]) -> Any:
+    """What a subject is given: a list of texts or pairs, or a table."""
+    return as_inputs([example.input for example in examples])
+
+
+def as_inputs(inputs: Sequence[Any]) -> Any:
+    """Rows as a table; texts and pairs as they are."""
+    listed = list(inputs)
+    return pd.DataFrame(listed) if isinstance(listed[0], dict) else listed
+
+
+def _labelled(data: Dataset) -> list[Example]:
+    examples = list(data)
+    if not examples:
+        raise EmptyInput("data holds no examples.")
+    missing = [number for number, example in enumerate(examples) if example.label is None]
+    if missing:
+        raise InputError(f"data: {len(missing)} examples have no label, the first is number {missing[0]}.")
+    return examples
+
+
+def _shuffled(examples: list[Example], size: int, order: np.random.Generator) -> Iterable[list[Example]]:
+    """Batches of like lengths, in random order."""
+    places = order.permutation(len(examples))
+    batches = []
+    for start in range(0, len(places), size * LOOKAHEAD):
+        some = sorted((examples[i] for i in places[start : start + size * LOOKAHEAD]), key=_length)
+        batches += [some[i : i + size] for i in range(0, len(some), size)]
+    return [batches[i] for i in order.permutation(len(batches))]
+
+
+def _length(example: Example) -> int:
+    return len(" ".join(example.input)) if isinstance(example.input, tuple) else len(example.input)
+
+
+def _loss(subject: Any, output: Tensor, examples: list[Example]) -> Tensor:
+    head = subject.head
+    if head.kind == "regression":
+        return F.mse_loss(output[:, 0], output.new_tensor([float(example.label) for example in examples]))  # type: ignore[arg-type]
+    index = torch.tensor([_class(head, example.label) for example in examples], device=output.device)
+    if head.kind == "binary":
+        return F.binary_cross_entropy_with_logits(output[:, 0], index.to(output))
+    return F.cross_entropy(output, index)
+
+
+def _class(head: Any, label: Any) -> int:
+    return label if isinstance(label, int) else int(head.find(str(label)))
+
+
+def _quality(subject: Any, examples: list[Example]) -> float:
+    """Accuracy; of a regression minus the mean squared error."""
+    right = []
+    with torch.no_grad():
+        for start in range(0, len(examples), 64):
+            some = examples[start : start + 64]
+            output = subject.forward(subject.encode(inputs_of(some)))
+            if subject.head.kind == "regression":
+                right += [-((float(y) - float(one.label)) ** 2) for y, one in zip(output[:, 0], some, strict=True)]  # type: ignore[arg-type]
+            else:
+                found = subject.score(output, None, "logit").index
+                right += [
+                    float(index == _class(subject.head, one.label)) for index, one in zip(found, some, strict=True)
+                ]
+    return float(np.mean(right))
