@@ -77,6 +77,18 @@ def test_bad_input_is_one_message_and_exit_code_2(args, said, monkeypatch, capsy
     assert shown.out == ""
 
 
+def test_a_plain_encoder_needs_something_to_be_similar_to(minilm_path, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "texts.csv"
+    path.write_text("text\na moving film\na dull one\n")
+    monkeypatch.setattr("sys.argv", ["regard", "compare", "--model", str(minilm_path), "--data", str(path), *METHODS])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "--similar-to" in capsys.readouterr().err
+    result = run("--model", minilm_path, "--data", path, *METHODS, "--similar-to", "a film", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["settings"]["scalar"] == "logit"
+
+
 def test_rows_that_cannot_be_used_are_named(classifier, tmp_path, monkeypatch, capsys):
     path = tmp_path / "bad.csv"
     path.write_text("text,label\nthe drill fell .,negative\n,positive\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import regard
-from regard import errors
+from regard import catalog, errors
 from regard.comparing import on_words, truth_on
 from regard.comparison import Numbers, agreements, ranked, summarise
 from regard.data import Dataset, Example
@@ -135,6 +136,9 @@ def test_no_place_is_claimed_where_intervals_overlap():
     assert lower_is_better == places
     beats = dict(zip(found.league["method"], found.league["comprehensiveness_beats_random"], strict=True))
     assert beats == {"best": True, "second": True, "nearly": True, "random": False}
+    chances = dict(zip(found.league["method"], found.league["comprehensiveness_p"], strict=True))
+    assert chances["best"] < 0.001
+    assert math.isnan(chances["random"]), "it is not compared with itself"
     assert "auprc" not in found.league, "there is no truth"
     assert found.chance is None
 
@@ -211,6 +215,34 @@ def test_methods_that_cannot_are_listed_with_the_reason(subject, data):
     assert "pool" in found.refused["value_zeroing"]
     assert "value_zeroing" not in set(found.league["method"])
     assert "Not served: value_zeroing" in found.note
+
+
+def test_a_model_without_gradients_is_compared_by_the_methods_that_need_none(subject, data, monkeypatch):
+    def refuses(*_):
+        raise errors.NoGradient("it is quantised.")
+
+    monkeypatch.setattr("regard.attention.tracing.must_differentiate", refuses)
+    found = regard.compare(subject, data, methods=["raw", "attention_gradient", "gradient"])
+    assert set(found.league["method"]) == {"raw", "random"}
+    assert found.refused["attention_gradient"] == "attention_gradient: it is quantised."
+    assert set(found.refused) == {"attention_gradient", "gradient"}
+
+
+def test_a_method_that_fails_later_leaves_nothing_behind(subject, data, monkeypatch):
+    calls = []
+    method = catalog.found()["average"]
+
+    def fails(trace):
+        calls.append(trace)
+        if len(calls) == 2:
+            raise errors.NotServed("not this one.")
+        return method.function(trace)
+
+    monkeypatch.setitem(catalog.found(), "average", dataclasses.replace(method, function=fails))
+    found = regard.compare(subject, data, methods=["raw", "average"], batch_size=2)
+    assert len(calls) == 2
+    assert set(found.league["method"]) == {"raw", "random"}
+    assert "not this one" in found.refused["average"]
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,11 @@ from regard.comparison import Comparison, Numbers, ranked, summarise
 from regard.data import Dataset, Example, read
 from regard.data.planted import confirm, plant
 from regard.erasing import Values, possible, without
-from regard.errors import EmptyInput, InputError, NotServed, OptionError, whole_numbers
+from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, whole_numbers
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
 from regard.measures import kendall
 from regard.progress import Counter
-from regard.subjects.scratch import scratch_table, scratch_text
 from regard.training import fit, inputs_of, predict
 from regard.types import Batch, Features, How, Of, Subject, Targets
 
@@ -121,6 +120,8 @@ def compare_planted(
         found.confirmation  # which cause the model was seen to use
         found.league.sort_values("auprc")
     """
+    from regard.subjects.scratch import scratch_table, scratch_text  # loads models of transformers, for seconds
+
     made = plant(task, train=train, undecided=UNDECIDED, seed=seed)
     labels = [str(label) for label in made.train.labels]
     subject: Any
@@ -192,7 +193,12 @@ class _Run:
     def add(self, jobs: dict[str, Job], batch: Batch, examples: Sequence[Example], first: int) -> None:
         """Explain and judge a batch whose first example has this number; jobs that cannot be done are dropped."""
         self.how = possible(self.subject, batch, self.how)
-        traces = traces_for([*jobs.values()], batch, self.target)
+        try:
+            traces = traces_for([*jobs.values()], batch, self.target)
+        except NoGradient as problem:
+            for label in [label for label, job in jobs.items() if "gradients" in job.method.needs]:
+                self._refuse(jobs, label, problem)
+            traces = traces_for([*jobs.values()], batch, self.target)
         base = traces.get(self.scalar)
         if base is None:
             known = next(iter(traces.values())).check.readout
@@ -205,9 +211,8 @@ class _Run:
             before = self.subject.run
             try:
                 whys = job.explained(traces[job.of])
-            except NotServed as problem:
-                self.refused[label] = str(problem)
-                del jobs[label]
+            except (NotServed, NoGradient) as problem:
+                self._refuse(jobs, label, problem)
                 continue
             self.numbers.forwards[label] = self.numbers.forwards.get(label, 0) + self.subject.run - before + len(batch)
             scores[label] = [on_words(why, one) for why, one in zip(whys, features, strict=True)]
@@ -221,6 +226,13 @@ class _Run:
                 truth_on(example, one.words),
             )  # fmt: skip
         self._erase(Values(base), features, scores, self.numbers.ids[first:])
+
+    def _refuse(self, jobs: dict[str, Job], label: str, problem: Exception) -> None:
+        """Drop a job, with what was found of it before; the reason is kept."""
+        said = str(problem)
+        self.refused[label] = said if said.startswith(label) else f"{label}: {said}"
+        self.numbers.drop(label)
+        del jobs[label]
 
     def _stability(self, label: str, job: Job, trace: Any, scores: list[Array], features: Sequence[Features]) -> None:
         """How well the scores agree with those of another seed; what draws no lots gives the same again."""

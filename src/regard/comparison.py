@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from regard import draw
 from regard.errors import OptionError, choose
-from regard.measures import Interval, bootstrap, membership, paired
+from regard.measures import Interval, bootstrap, corrected, membership, paired, permutation_p
 from regard.progress import Counter
 from regard.rationales import auprc
 
@@ -65,6 +65,14 @@ class Numbers:
         for label, some in scores.items():
             self.scores.setdefault(label, []).append(some)
 
+    def drop(self, label: str) -> None:
+        """Forget a method."""
+        by_method: tuple[dict[str, Any], ...] = (
+            self.scores, self.stability, self.comprehensiveness, self.sufficiency, self.forwards,
+        )  # fmt: skip
+        for values in by_method:
+            values.pop(label, None)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
@@ -74,7 +82,8 @@ class Comparison:
         league: a row for each method: comprehensiveness, sufficiency, auprc (where there is a truth) and stability,
             each with ``_low`` and ``_high``; ``_place``: 1 + the number of methods whose interval lies wholly on the
             better side of this one's, so that methods which cannot be told apart share a place; ``_beats_random``:
-            whether the paired difference to `random` excludes 0; forwards: examples run for each that is explained.
+            whether the paired difference to `random` excludes 0, and ``_p``: its permutation p-value, corrected for
+            the number of methods (Holm); forwards: examples run for each that is explained.
         agreement: a row for each two methods and measure: "tau" (Kendall's τ-b over all words), "top_k" (overlap of the
             top fifth) and "weighted" (τ in which words count by their scores), with intervals, and how many examples
             left it undefined.
@@ -259,12 +268,14 @@ def _judge(league: list[dict[str, Any]], name: str, values: Mapping[str, Array],
     """Put a metric into every row: its interval, its place, and whether it beats the lot."""
     sign = BETTER[name]
     bounds = {label: bootstrap(some, seed=seed) for label, some in values.items()}
-    for row in league:
+    against = [permutation_p(values[row["method"]], values["random"], seed=seed) for row in league]
+    by_chance = corrected([np.nan if row["method"] == "random" else p for row, p in zip(league, against, strict=True)])
+    for row, p in zip(league, by_chance, strict=True):
         own = bounds[row["method"]]
         ahead = [one for one in bounds.values() if (one.low > own.high if sign > 0 else one.high < own.low)]
         apart = paired(sign * values[row["method"]], sign * values["random"], seed=seed)
         row |= _cells(name, own)
-        row |= {f"{name}_place": 1 + len(ahead), f"{name}_beats_random": bool(apart.low > 0)}
+        row |= {f"{name}_place": 1 + len(ahead), f"{name}_beats_random": bool(apart.low > 0), f"{name}_p": p}
 
 
 def _cells(name: str, interval: Interval) -> dict[str, float]:

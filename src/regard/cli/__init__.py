@@ -24,6 +24,7 @@ from regard.cli.showing import (
     told,
 )  # fmt: skip
 from regard.data import read
+from regard.data.planted import TASKS
 from regard.errors import InputError, RegardError
 from regard.subjects import open_subject
 from regard.types import Subject
@@ -95,6 +96,11 @@ def _root(
 
 MODEL = Annotated[str, typer.Option(help="A local folder, a GGUF file, or a hub name.")]
 TRUST = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
+TARGET = Annotated[str | None, typer.Option(help="A label, token or class number; else the predicted.")]
+SIMILAR = Annotated[
+    str | None, typer.Option(help="For plain encoders: explain the similarity to this text or picture.")
+]
+OVER_LIMIT = Annotated[str, typer.Option(help="A text over the model's limit: 'error', 'truncate' or 'allow'.")]
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -103,9 +109,7 @@ def _trace(
     model: MODEL,
     text: Annotated[list[str] | None, typer.Option(help="A text to run it on; may be given several times.")] = None,
     image: Annotated[list[str] | None, typer.Option(help="A picture to run it on; may be given several times.")] = None,
-    over_limit: Annotated[
-        str, typer.Option(help="A text over the model's limit is an 'error', 'truncate'd or 'allow'ed.")
-    ] = "error",
+    over_limit: OVER_LIMIT = "error",
     trust_remote_code: TRUST = False,
     as_json: AS_JSON = False,
 ) -> None:
@@ -133,10 +137,8 @@ def _explain(
     text: Annotated[list[str] | None, typer.Option(help="A text to explain; may be given several times.")] = None,
     texts: Annotated[Path | None, typer.Option(help="A file of texts, a line each; '-': standard input.")] = None,
     image: Annotated[list[str] | None, typer.Option(help="A picture to explain; may be given several times.")] = None,
-    target: Annotated[str | None, typer.Option(help="A label, token or class number; else the predicted.")] = None,
-    similar_to: Annotated[
-        str | None, typer.Option(help="For plain encoders: explain the similarity to this text or picture.")
-    ] = None,
+    target: TARGET = None,
+    similar_to: SIMILAR = None,
     of: Annotated[str | None, typer.Option(help="'logit', 'probability' or 'logprob'; else the paper's.")] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, name=value; may be given several times.")
@@ -147,9 +149,7 @@ def _explain(
     sink: Annotated[str, typer.Option(help="The first token of a decoder: 'keep', 'drop' or 'renormalise'.")] = "keep",
     top: Annotated[int, typer.Option(min=1, help="How many words the table shows.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Write a page with the pictures here.")] = None,
-    over_limit: Annotated[
-        str, typer.Option(help="A text over the model's limit is an 'error', 'truncate'd or 'allow'ed.")
-    ] = "error",
+    over_limit: OVER_LIMIT = "error",
     trust_remote_code: TRUST = False,
     as_json: AS_JSON = False,
 ) -> None:
@@ -164,13 +164,10 @@ def _explain(
         chunks: Iterable[Any] = [_inputs(subject, model, text, image)[0]]
     else:
         chunks = _lines(texts)
-    wanted: Any = target
-    if target is None and similar_to is None and not subject.predicts and "gradients" in chosen.needs:
+    explains_a_number = chosen.family == "reference" or "gradients" in chosen.needs
+    if target is None and similar_to is None and not subject.predicts and explains_a_number:
         raise InputError(f"--method {method} explains a number, and {model} has no classes. Pass --similar-to TEXT.")
-    if similar_to is not None:
-        wanted = subject.similarity(similar_to)
-    elif target is not None and target.isdigit() and not hasattr(subject, "produce"):
-        wanted = int(target)
+    wanted = _target(subject, target, similar_to)
     settings: dict[str, Any] = {"method": method, "target": wanted, "of": of, "special": special, "sink": sink,
                                 "generate": generate, "continuation": continuation}  # fmt: skip
     found: list[regard.Explanation] = []
@@ -186,6 +183,15 @@ def _explain(
     if html:
         _write_page(found, html)
         told.print(f"written: {html}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _target(subject: Any, target: str | None, similar_to: str | None) -> Any:
+    """What is explained: a class by number, a label or token by name, or the similarity to another input."""
+    if similar_to is not None:
+        return subject.similarity(similar_to)
+    if target is not None and target.isdigit() and not hasattr(subject, "produce"):
+        return int(target)
+    return target
 
 
 def _option(given: str) -> tuple[str, Any]:
@@ -227,7 +233,8 @@ def _compare(
         Path | None, typer.Option(help="A .csv, .tsv, .jsonl or .parquet file, or an ERASER folder.")
     ] = None,
     planted: Annotated[
-        str | None, typer.Option(help="Instead: train a small model on this planted task, whose truth is known.")
+        str | None,
+        typer.Option(help=f"Instead: train a small model on a task whose truth is known: {', '.join(TASKS)}."),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A method, or method:option=value,…; may be given several times.")
@@ -235,6 +242,8 @@ def _compare(
     text: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
     rationale: Annotated[str | None, typer.Option(help="The column of rationales.")] = None,
+    target: TARGET = None,
+    similar_to: SIMILAR = None,
     examples: Annotated[int, typer.Option(help="How many examples are drawn from the data.")] = 200,
     how: Annotated[
         str | None, typer.Option(help="Words are removed by 'delete', 'mask', 'pad' or 'attention'.")
@@ -242,9 +251,7 @@ def _compare(
     on_bad: Annotated[str, typer.Option(help="Rows that cannot be used: 'raise' or 'skip'.")] = "raise",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn by lot.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a page with tables and pictures here.")] = None,
-    over_limit: Annotated[
-        str, typer.Option(help="A text over the model's limit is an 'error', 'truncate'd or 'allow'ed.")
-    ] = "error",
+    over_limit: OVER_LIMIT = "error",
     trust_remote_code: TRUST = False,
     as_json: AS_JSON = False,
 ) -> None:
@@ -261,8 +268,10 @@ def _compare(
         assert data is not None
         read_from = regard.data.read_eraser(data, on_bad=on_bad) if data.is_dir() else read(data, **options)  # type: ignore[arg-type]
         subject = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+        if target is None and similar_to is None and not subject.predicts:
+            raise InputError(f"{model} has no classes to explain. Pass --similar-to TEXT.")
         asked: Any = {"methods": methods, "examples": examples, "how": how, "seed": seed}
-        found = regard.compare(subject, read_from, **asked)
+        found = regard.compare(subject, read_from, target=_target(subject, target, similar_to), **asked)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
     else:
