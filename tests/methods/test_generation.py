@@ -42,7 +42,11 @@ def alone(subject, ids, token, **options):
     ids = torch.tensor([ids])
     mask = torch.ones_like(ids)
     names = [subject.tokenizer.decode([one]) for one in ids[0].tolist()]
-    features = Features(tuple(names), tuple(range(len(names))), tuple(names), tuple(range(len(names))))
+    odd = [one in subject.tokenizer.all_special_ids for one in ids[0].tolist()]
+    count = iter(range(len(names)))
+    word = tuple(None if special else next(count) for special in odd)
+    words = tuple(name for name, special in zip(names, odd, strict=True) if not special)
+    features = Features(tuple(names), tuple(range(len(names))), words, word)
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(len(names))[None]}
     (why,) = regard.explain(subject, Batch(inputs, mask.bool(), (features,)), target=token, **options)
     return why

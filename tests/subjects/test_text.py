@@ -366,3 +366,12 @@ def test_a_tokenizer_without_offsets_gives_words_by_what_its_tokens_say():
     assert one.rows_of_words == ((1,), (2, 3, 4), (5, 6))
     assert other.words == ("so",)
     assert other.rows == (0, 1, 2)
+
+
+def test_a_classifier_made_of_a_sentence_encoder_is_read_where_it_reads(minilm_path, minilm):
+    """What the folder says of pooling is about the encoder."""
+    config = hf.AutoConfig.from_pretrained(minilm_path, num_labels=3, num_hidden_layers=1)
+    model = hf.BertForSequenceClassification(config).eval()
+    assert model.config._name_or_path == str(minilm_path)
+    assert minilm.reading == "mean"
+    assert regard.text(model, minilm.tokenizer).reading == "first"

@@ -40,6 +40,7 @@ class TextSubject:
     model: nn.Module
     reader: Reader
     declared: Reading | None
+    pooling: Reading | None  # of a plain encoder, as its folder says
     special: Special
 
     __repr__ = described
@@ -70,7 +71,7 @@ class TextSubject:
         if (logits := getattr(output, "logits", None)) is not None:
             return checked_logits(logits, self.model)
         hidden: Tensor = output.last_hidden_state
-        pooling = spread(self.declared or "mean", batch.real)
+        pooling = spread(self.declared or self.pooling or "mean", batch.real)
         return torch.einsum("er,erc->ec", pooling.to(hidden), hidden)
 
     def without(self, batch: Batch, gone: Tensor, how: How) -> Batch:
@@ -113,7 +114,7 @@ class TextSubject:
         if self.declared is not None:
             return self.declared
         if not self.predicts:
-            return "mean"
+            return self.pooling or "mean"
         probe = self.encode(PROBE)
         rows, _ = measure_readout(self, probe)
         readings: tuple[Reading, ...] = ("first", "last", "mean")
@@ -160,9 +161,8 @@ def text(
     task: Task = "encode" if gguf else expected(model, ("classify", "encode"), trust_remote_code=trust_remote_code)
     live, tokenizer = load(model, tokenizer, task, trust_remote_code=trust_remote_code)
     check_vocabulary(live, tokenizer)
-    readout = readout or sentence_pooling(model)
     reader = Reader(tokenizer, position_limit(live, tokenizer), over_limit, padding_side)
-    return TextSubject(live, reader, readout, special)
+    return TextSubject(live, reader, readout, sentence_pooling(model), special)
 
 
 def checked_logits(logits: Tensor, model: nn.Module) -> Tensor:
