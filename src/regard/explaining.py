@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
@@ -98,8 +99,23 @@ def explain(
 
 
 def _all(job: Job, inputs: Any, batch_size: int, target: Targets) -> Any:
-    """The explanations of all inputs, or of the only one."""
-    single, total, batches = batches_of(job.subject, inputs, batch_size)
+    """The explanations of all inputs, or of the only one; texts run with others of their length, the longest first."""
+    inputs = _listed(inputs)
+    if isinstance(inputs, list) and len(inputs) > batch_size and all(isinstance(one, str) for one in inputs):
+        order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
+        listed = isinstance(target, list) and one_by_one(target, len(inputs))
+        targets = [listed[place] for place in order] if listed else target
+        try:
+            whys = _in_turn(job, [inputs[place] for place in order], batch_size, targets)
+        except InputError as problem:
+            raise type(problem)(_renumbered(str(problem), order.__getitem__)) from problem
+        return [why for _, why in sorted(zip(order, whys, strict=True), key=lambda pair: pair[0])]
+    return _in_turn(job, inputs, batch_size, target)
+
+
+def _in_turn(job: Job, inputs: Any, batch_size: int, target: Targets) -> Any:
+    """The explanations of all inputs, or of the only one, in their order."""
+    single, total, batches = _batches(job.subject, inputs, batch_size)
     explanations: list[Explanation] = []
     with Counter(f"explaining by {job.method.name}", total) as counter:
         for batch in batches:
@@ -257,12 +273,14 @@ def _pictures(trace: Trace) -> Sequence[Any]:
     return [None] * len(trace.batch) if seen is None else seen
 
 
-def batches_of(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None, Iterator[Batch]]:
+def _listed(inputs: Any) -> Any:
+    """Texts of a table, or of a column, as a list."""
+    column = _column(inputs) if isinstance(inputs, pd.DataFrame) else inputs
+    return column.tolist() if isinstance(column, pd.Series) else column
+
+
+def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None, Iterator[Batch]]:
     """Whether there is a single input, how many there are (None: not known yet), and their batches."""
-    if isinstance(inputs, pd.DataFrame):
-        inputs = _column(inputs)
-    if isinstance(inputs, pd.Series):
-        inputs = inputs.tolist()
     if isinstance(inputs, (list, Iterator)):
         total = len(inputs) if isinstance(inputs, list) else None
         return False, total, _encoded(subject, inputs, size)
@@ -282,13 +300,13 @@ def _encoded(subject: Subject, inputs: Iterable[Any], size: int) -> Iterator[Bat
         try:
             yield batch_of(subject, some)
         except InputError as problem:
-            raise type(problem)(_counted_from(done, str(problem))) from problem
+            raise type(problem)(_renumbered(str(problem), partial(operator.add, done))) from problem
         done += len(some)
 
 
-def _counted_from(first: int, said: str) -> str:
-    """A message about inputs[…], which counts from the beginning of a batch, for one that begins there."""
-    return re.sub(r"inputs\[(\d+)\]", lambda hit: f"inputs[{int(hit[1]) + first}]", said)
+def _renumbered(said: str, number: Callable[[int], int]) -> str:
+    """A message about inputs[…], with the number that each has among all inputs."""
+    return re.sub(r"inputs\[(\d+)\]", lambda hit: f"inputs[{number(int(hit[1]))}]", said)
 
 
 def _column(table: pd.DataFrame) -> pd.Series[Any]:

@@ -290,3 +290,18 @@ def test_texts_are_written_by_language_models_only(subject, tokenizer):
     writer = regard.causal(gpt2(tokenizer), tokenizer)
     with pytest.raises(errors.WrongTarget, match="Leave target out"):
         regard.explain(writer, "so", method="raw", generate=2, target=5)
+
+
+def test_texts_of_mixed_length_run_together_and_come_back_in_their_order(subject):
+    texts = ["so", "a moving film and so it ends", "dull", "it is a film", "a film so dull it ends", "moving"]
+    targets = [0, 1, 2, 0, 1, 2]
+    together = regard.explain(subject, texts, method="leave_one_out", batch_size=2, target=targets)
+    for text, target, why in zip(texts, targets, together, strict=True):
+        alone = regard.explain(subject, text, method="leave_one_out", target=target)
+        assert why.features.tokens == alone.features.tokens
+        assert why.target == alone.target
+        np.testing.assert_allclose(why.scores, alone.scores, rtol=0, atol=1e-9)
+    with pytest.raises(errors.EmptyInput, match=r"inputs\[4\]"):
+        regard.explain(subject, [*texts[:4], " ", *texts], method="raw", batch_size=2)
+    with pytest.raises(errors.WrongTarget, match="2 entries for 6"):
+        regard.explain(subject, texts, method="raw", batch_size=2, target=[0, 1])
