@@ -13,8 +13,9 @@ from regard.attention.entrance import Entrance
 from regard.attention.running import batch_of
 from regard.attention.tracing import Trace, traced
 from regard.catalog import Method
+from regard.erasing import Values
 from regard.errors import InputError, non_finite
-from regard.explaining import Job, records
+from regard.explaining import Job
 from regard.types import Features, Of, Scores, Subject, Targets
 
 FORMULA = "computed elsewhere"
@@ -62,7 +63,7 @@ def adopt(
             numbers = _on_tokens(given, features, batch.real.shape[1], f"scores[{example}]")
             found[example, list(features.rows)] = torch.from_numpy(numbers)
     method = Method(name, "adopted", (), "", FORMULA, "", of, lambda trace: Scores(found), lambda trace: None)
-    whys = records(Job(subject, method, {}, of, subject.special, "keep"), trace, Scores(found))
+    whys = Job(subject, method, {}, of, subject.special, "keep").explained(trace)
     return whys[0] if single else whys
 
 
@@ -89,13 +90,13 @@ def _on_tokens(given: Any, features: Features, rows: int, what: str) -> NDArray[
 
 def _by_captum(trace: Trace, algorithm: Any, options: dict[str, Any]) -> Tensor:
     """``(example, row)``: what an algorithm of Captum's gives for the embeddings."""
-    entrance = Entrance(trace.subject, trace.batch)
+    values, entrance, size = Values(trace), Entrance(trace.subject, trace.batch), len(trace.batch)
     if trace.batch.source is not None:
         raise InputError("scores: Captum's algorithms are run on inputs that are one sequence.")
 
     def score(vectors: Tensor) -> Tensor:
-        outputs = entrance.run({"rows": vectors}).split(len(trace.batch))
-        return torch.cat([trace.subject.score(one, trace.target, trace.of).values for one in outputs])
+        output = entrance.run({"rows": vectors})
+        return values.scores(output, [*range(size)] * (len(output) // size))
 
     with torch.enable_grad():
         found: Tensor = algorithm(score).attribute(entrance.vectors["rows"].clone().requires_grad_(), **options)

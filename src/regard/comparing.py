@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from regard.attention.running import batch_of, must_be_subject
-from regard.attention.tracing import traced
 from regard.catalog import found, method_named
 from regard.comparison import Comparison, Numbers, ranked, summarise
 from regard.data import Dataset, Example, read
@@ -185,6 +184,7 @@ class _Run:
             seeded = {"seed": self.seed} if "seed" in method_named(name).options and "seed" not in options else {}
             jobs[label] = job_for(self.subject, name, {**options, **seeded})
             self.families[label] = jobs[label].method.family
+        jobs["random"] = replace(jobs["random"], of=self.scalar)  # so there is a trace to measure erasing against
         if clash := jobs.keys() & self.adopted.keys():
             raise OptionError(f"adopted: {sorted(clash)} are names of methods. Choose others.")
         self.families |= dict.fromkeys(self.adopted, "adopted")
@@ -199,12 +199,6 @@ class _Run:
             for label in [label for label, job in jobs.items() if "gradients" in job.method.needs]:
                 self._refuse(jobs, label, problem)
             traces = traces_for([*jobs.values()], batch, self.target)
-        base = traces.get(self.scalar)
-        if base is None:
-            known = next(iter(traces.values())).check.readout
-            base = traced(
-                self.subject, batch, gradients=False, onward=False, target=self.target, of=self.scalar, verified=known
-            )
         features = (batch.source or batch).features
         scores: dict[str, list[Array]] = {}
         for label, job in list(jobs.items()):
@@ -225,7 +219,7 @@ class _Run:
                 example.id or str(first + number), one.words, {label: some[number] for label, some in scores.items()},
                 truth_on(example, one.words),
             )  # fmt: skip
-        self._erase(Values(base), features, scores, self.numbers.ids[first:])
+        self._erase(Values(traces[self.scalar]), features, scores, self.numbers.ids[first:])
 
     def _refuse(self, jobs: dict[str, Job], label: str, problem: Exception) -> None:
         """Drop a job, with what was found of it before; the reason is kept."""
@@ -249,7 +243,7 @@ class _Run:
     ) -> None:
         """Comprehensiveness and sufficiency of every method, at every bin; what several remove is run once."""
         wanted: dict[tuple[int, tuple[int, ...]], int] = {}
-        asked = []  # method, example, bin, whether the words are removed or all others are
+        asked = []  # of each method, example and bin: whether the words are removed or all others are, and the run
         for label, of_examples in scores.items():
             for example, numbers in enumerate(of_examples):
                 rows, order = features[example].rows_of_words, ranked(numbers, ids[example], self.seed)

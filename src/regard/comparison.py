@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ class Comparison:
         for row in self.league.sort_values("comprehensiveness", ascending=False).to_dict(orient="records"):
             cells = {"method": row["method"], "family": row["family"]}
             for name in self.metrics:
-                mark = {True: " *", False: ""}[bool(row[f"{name}_beats_random"])]
+                mark = " *" if row[f"{name}_beats_random"] else ""
                 place, low, high = (row[f"{name}_{part}"] for part in ("place", "low", "high"))
                 cells[name] = f"{place}. {row[name]:.3f} [{low:.3f}, {high:.3f}]{mark}"
             cells |= {"stability": f"{row['stability']:.2f}", "forwards": f"{row['forwards']:.1f}"}
@@ -323,12 +324,10 @@ def _agreements(numbers: Numbers, shown: set[str], seed: int) -> tuple[pd.DataFr
                     "high": interval.high, "n": interval.n, "undefined": interval.undefined,
                 })  # fmt: skip
                 if measure == "tau" and one in shown and other in shown:
-                    apart += [(tau, place, one, other) for place, tau in enumerate(found)]
+                    apart += [(tau, place, one, other) for place, tau in enumerate(found) if not math.isnan(tau)]
             counter.advance()
     worst: dict[int, tuple[float, str, str]] = {}
-    for tau, place, one, other in sorted(
-        (entry for entry in apart if entry[0] == entry[0]), key=lambda entry: entry[0]
-    ):
+    for tau, place, one, other in sorted(apart, key=itemgetter(0)):
         worst.setdefault(place, (tau, one, other))
     listed = [
         {

@@ -161,13 +161,13 @@ class Job:
 
     def explained(self, trace: Trace) -> list[Explanation]:
         """One record for each example."""
-        return records(self, trace, self.method(trace, **self.options))
+        return _records(self, trace, self.method(trace, **self.options))
 
 
-def job_for(subject: Subject, method: str, options: Mapping[str, Any], special: Special | None = None) -> Job:
+def job_for(subject: Subject, method: str, options: Mapping[str, Any]) -> Job:
     """What a method is asked when nothing else is said."""
     chosen = method_named(method)
-    return Job(subject, chosen, chosen.chosen(options), _scalar(chosen, subject), special or subject.special, "keep")
+    return Job(subject, chosen, chosen.chosen(options), _scalar(chosen, subject), subject.special, "keep")
 
 
 def traces_for(jobs: Sequence[Job], batch: Batch, target: Targets) -> dict[Of, Trace]:
@@ -200,7 +200,7 @@ def _explained(job: Job, batch: Batch, target: Targets) -> list[Explanation]:
     return explanations
 
 
-def records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) -> list[Explanation]:
+def _records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) -> list[Explanation]:
     """One record for each example of a trace; ``upto``: what lies after that row of the input is left out."""
     batch, score = trace.batch, trace.score
     sequences = [(name, part, numbers) for name, part, numbers in (
@@ -347,7 +347,7 @@ def _produced(
     explanations: list[Explanation] = []
     with Counter(f"explaining by {job.method.name}", len(rows)) as counter:
         for row, trace in zip(rows, _traces_of_tokens(job, batch, rows, tokens), strict=True):
-            explanations += records(job, trace, job.method(trace, **job.options), upto=row)
+            explanations += _records(job, trace, job.method(trace, **job.options), upto=row)
             counter.advance()
     return explanations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,14 +82,15 @@ def fit(
     return pd.DataFrame(rows)
 
 
-def predict(subject: Subject, inputs: Sequence[Any], *, batch_size: int = 64) -> list[str]:
+def predict(subject: Subject, inputs: Sequence[Any]) -> list[str]:
     """The name of the class that is predicted for each input."""
-    names: list[str] = []
+    return [name for output in _outputs(subject, inputs) for name in subject.score(output, None, "logit").names]
+
+
+def _outputs(subject: Subject, inputs: Sequence[Any]) -> Iterator[Tensor]:
     with torch.no_grad():
-        for start in range(0, len(inputs), batch_size):
-            batch = subject.encode(as_inputs(inputs[start : start + batch_size]))
-            names += subject.score(subject.forward(batch), None, "logit").names
-    return names
+        for start in range(0, len(inputs), 64):
+            yield subject.forward(subject.encode(as_inputs(inputs[start : start + 64])))
 
 
 def inputs_of(examples: Iterable[Example]) -> Any:
@@ -130,7 +131,7 @@ def _length(example: Example) -> int:
 def _loss(subject: Any, output: Tensor, examples: list[Example]) -> Tensor:
     head = subject.head
     if head.kind == "regression":
-        return F.mse_loss(output[:, 0], output.new_tensor([float(example.label) for example in examples]))  # type: ignore[arg-type]
+        return F.mse_loss(output[:, 0], _numbers([example.label for example in examples]).to(output))
     index = torch.tensor([_class(head, example.label) for example in examples], device=output.device)
     if head.kind == "binary":
         return F.binary_cross_entropy_with_logits(output[:, 0], index.to(output))
@@ -143,16 +144,13 @@ def _class(head: Any, label: Any) -> int:
 
 def _quality(subject: Any, examples: list[Example]) -> float:
     """Accuracy; of a regression minus the mean squared error."""
-    right = []
-    with torch.no_grad():
-        for start in range(0, len(examples), 64):
-            some = examples[start : start + 64]
-            output = subject.forward(subject.encode(inputs_of(some)))
-            if subject.head.kind == "regression":
-                right += [-((float(y) - float(one.label)) ** 2) for y, one in zip(output[:, 0], some, strict=True)]  # type: ignore[arg-type]
-            else:
-                found = subject.score(output, None, "logit").index
-                right += [
-                    float(index == _class(subject.head, one.label)) for index, one in zip(found, some, strict=True)
-                ]
-    return float(np.mean(right))
+    head, labels = subject.head, [one.label for one in examples]
+    inputs = [one.input for one in examples]
+    if head.kind == "regression":
+        return -float(F.mse_loss(torch.cat([*_outputs(subject, inputs)])[:, 0].double(), _numbers(labels)))
+    wanted = [head.name(_class(head, label)) for label in labels]
+    return float(np.mean([said == name for said, name in zip(predict(subject, inputs), wanted, strict=True)]))
+
+
+def _numbers(labels: Sequence[Any]) -> Tensor:
+    return torch.tensor([float(label) for label in labels], dtype=torch.float64)

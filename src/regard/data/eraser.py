@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from regard.data.dataset import Dataset, Example
 from regard.data.reading import OnBad, gather, to_mask
 from regard.data.sources import UNDECODED, Unusable, read_json
 from regard.errors import InputError, OptionError, choose
+from regard.rationales import spans_of
 
 ORDER = ("train", "val", "test")
 NO_SPLIT = "all"  # the file of examples that belong to no split
@@ -206,7 +206,7 @@ def _annotation(example: Example) -> dict[str, Any]:
         raise InputError(f"the rationale of {example.id!r} has words of the query, which ERASER's format cannot hold.")
     evidences = [
         [{"docid": example.id, "start_token": start, "end_token": end, "text": " ".join(words[start:end])}]
-        for start, end in _spans(mask or ())
+        for start, end in spans_of(mask or ())
     ]
     return {
         "annotation_id": example.id,
@@ -229,7 +229,7 @@ def _found(example: Example, scores: Sequence[float], share: float) -> dict[str,
     numbers = numbers[: len(_document(example).split())]
     count = max(1, round(share * len(numbers)))
     mask = np.isin(np.arange(len(numbers)), np.argsort(-numbers, kind="stable")[:count])
-    hard = [{"start_token": start, "end_token": end} for start, end in _spans(mask.tolist())]
+    hard = [{"start_token": start, "end_token": end} for start, end in spans_of(mask)]
     return {"hard_rationale_predictions": hard, "soft_rationale_predictions": numbers.tolist()}
 
 
@@ -246,13 +246,6 @@ def _document(example: Example) -> str:
     if isinstance(example.input, Mapping):
         raise InputError("dataset holds rows of a table, and ERASER's format holds texts. Use dataset.frame().")
     return example.input if isinstance(example.input, str) else example.input[0]
-
-
-def _spans(mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where a mask is True, as [start, end) pairs."""
-    runs = [(inside, len(list(run))) for inside, run in groupby(mask)]
-    ends = np.cumsum([length for _, length in runs]).tolist()
-    return [(end - length, end) for (inside, length), end in zip(runs, ends, strict=True) if inside]
 
 
 def _file_name(name: str) -> str:

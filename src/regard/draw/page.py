@@ -32,14 +32,14 @@ TABLE = TEMPLATES.from_string("""\
 
 def page(title: str, note: str, parts: Sequence[tuple[str, Sequence[Picture | pd.DataFrame | str]]]) -> str:
     """A page of sections, each with a heading, pictures, tables and texts."""
-    drawn = [(heading, Markup("\n").join(Markup(_drawn(one)) for one in some)) for heading, some in parts]
+    drawn = [(heading, Markup("\n").join(map(_drawn, some))) for heading, some in parts]
     return document(title, SECTIONS.render(title=title, note=note, parts=drawn))
 
 
-def _drawn(part: Picture | pd.DataFrame | str) -> str:
+def _drawn(part: Picture | pd.DataFrame | str) -> Markup:
     if isinstance(part, Picture):
-        return part.html()
+        return Markup(part.html())
     if isinstance(part, str):
         return Markup('<p class="note">{}</p>').format(plain(part))
     rows = [[plain(cell) for cell in row] for row in part.itertuples(index=False)]
-    return TABLE.render(columns=[plain(name) for name in part.columns], rows=rows)
+    return Markup(TABLE.render(columns=[plain(name) for name in part.columns], rows=rows))
