@@ -9,8 +9,9 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
+# A process for each core, and a thread for each process: more of either would wait for one another.
 test: lint browser
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

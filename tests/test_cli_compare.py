@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -100,3 +101,15 @@ def test_rows_that_cannot_be_used_are_named(classifier, tmp_path, monkeypatch, c
     result = run("--model", classifier, "--data", path, *METHODS, "--on-bad", "skip")
     assert result.exit_code == 0, result.output
     assert "1 rows of the data could not be used" in " ".join(result.stdout.split())
+
+
+def test_a_narrow_terminal_gets_whole_words(monkeypatch, capsys):
+    from regard.cli import showing
+
+    numbers = {"comprehensiveness": "1. 0.345 [0.300, 0.390] *", "sufficiency": "1. 0.045 [0.030, 0.090]"}
+    row = {"method": "integrated_gradients", "family": "reference", **numbers, "auprc": numbers["sufficiency"]}
+    monkeypatch.setattr(showing, "shown", showing.Console(width=80))
+    showing.show_league(pd.DataFrame([row | {"stability": "1.00", "forwards": "50.0"}]))
+    shown = capsys.readouterr().out
+    for whole in ("integrated_gradients", "comprehensiveness", "1. 0.345", "[0.300, 0.390] *"):
+        assert whole in shown

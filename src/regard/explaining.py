@@ -100,7 +100,7 @@ def explain(
 
 def _all(job: Job, inputs: Any, batch_size: int, target: Targets) -> Any:
     """The explanations of all inputs, or of the only one; texts run with others of their length, the longest first."""
-    inputs = _listed(inputs)
+    inputs = _listed(job.subject, inputs)
     if isinstance(inputs, list) and len(inputs) > batch_size and all(isinstance(one, str) for one in inputs):
         order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
         listed = isinstance(target, list) and one_by_one(target, len(inputs))
@@ -273,8 +273,10 @@ def _pictures(trace: Trace) -> Sequence[Any]:
     return [None] * len(trace.batch) if seen is None else seen
 
 
-def _listed(inputs: Any) -> Any:
-    """Texts of a table, or of a column, as a list."""
+def _listed(subject: Subject, inputs: Any) -> Any:
+    """Texts of a table, or of a column, as a list; rows of a table stay a table for subjects that have columns."""
+    if isinstance(inputs, pd.DataFrame) and hasattr(subject, "columns_of"):
+        return inputs
     column = _column(inputs) if isinstance(inputs, pd.DataFrame) else inputs
     return column.tolist() if isinstance(column, pd.Series) else column
 
@@ -288,7 +290,7 @@ def _batches(subject: Subject, inputs: Any, size: int) -> tuple[bool, int | None
     parts = [inputs] if not isinstance(inputs, tuple) else list(inputs)
     picture = isinstance(inputs, Tensor) and inputs.dim() == 3 and hasattr(subject, "pictures_of")
     tensors = any(isinstance(part, Tensor) for part in parts) and not picture
-    many = len(batch) > 1 or tensors or isinstance(inputs, (Batch, Mapping))
+    many = len(batch) > 1 or tensors or isinstance(inputs, (Batch, Mapping, pd.DataFrame))
     chunks = (batch.pick(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size))
     return not many, len(batch), iter([batch]) if len(batch) <= size else chunks
 

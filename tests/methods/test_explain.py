@@ -14,6 +14,7 @@ from oracles import TEXTS, assert_close, bert, classified, gpt2, seeded
 
 import regard
 from regard import catalog, errors
+from regard.subjects.scratch import scratch_table
 
 FIVE = [*TEXTS, "it ends", "a film"]
 
@@ -305,3 +306,14 @@ def test_texts_of_mixed_length_run_together_and_come_back_in_their_order(subject
         regard.explain(subject, [*texts[:4], " ", *texts], method="raw", batch_size=2)
     with pytest.raises(errors.WrongTarget, match="2 entries for 6"):
         regard.explain(subject, texts, method="raw", batch_size=2, target=[0, 1])
+
+
+def test_a_table_is_many_rows_for_a_subject_with_columns():
+    subject = scratch_table(["a", "b", "c"], ["low", "high"], torch.zeros(3))
+    rows = pd.DataFrame({"c": [1.0, -1.0, 0.5], "a": [0.2, 0.1, 3.0], "b": [0.0, 2.0, -2.0]})
+    found = regard.explain(subject, rows, method="rollout", batch_size=2)
+    assert_these(
+        found, regard.explain(subject, torch.tensor(rows[["a", "b", "c"]].to_numpy()).float(), method="rollout")
+    )
+    assert_these(regard.explain(subject, rows[2:], method="rollout"), found[2:])
+    assert tuple(found[0].features.words) == ("a", "b", "c")

@@ -42,7 +42,7 @@ class ModuleSubject:
     def encode(self, inputs: Any) -> Batch:
         """Tensors, alone or in a tuple or dict, the first axis of each being examples; or a table."""
         if isinstance(inputs, pd.DataFrame):
-            inputs = self._columns(inputs)
+            inputs = self.columns_of(inputs)
         if isinstance(inputs, Tensor):
             inputs = (inputs,)
         named = dict(inputs) if isinstance(inputs, Mapping) else {str(i): x for i, x in enumerate(inputs)}
@@ -111,7 +111,7 @@ class ModuleSubject:
             wanted = torch.as_tensor(self.reading, dtype=torch.get_default_dtype())
         return wanted.to(batch.real.device).expand(len(batch), -1)
 
-    def _columns(self, table: pd.DataFrame) -> Tensor:
+    def columns_of(self, table: pd.DataFrame) -> Tensor:
         """The columns that are features, as one tensor of numbers."""
         names = [name for name in self.features if name not in self.special_features]
         if missing := [name for name in names if name not in table.columns]:
