@@ -12,11 +12,11 @@ import torch
 
 import regard
 from regard import catalog, errors
-from regard.comparing import on_words, truth_on
-from regard.comparison import Numbers, agreements, ranked, summarise
+from regard.cases import on_words, truth_on
+from regard.comparison import Numbers, agreements, summarise
 from regard.data import Dataset, Example
 from regard.measures import agreement, kendall
-from regard.rationales import auprc
+from regard.rationales import auprc, ranked
 
 TEXTS = [
     "so so good so film",

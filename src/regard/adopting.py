@@ -62,7 +62,7 @@ def adopt(
         for example, (given, features) in enumerate(zip(listed, batch.features, strict=True)):
             numbers = _on_tokens(given, features, batch.real.shape[1], f"scores[{example}]")
             found[example, list(features.rows)] = torch.from_numpy(numbers)
-    method = Method(name, "adopted", (), "", FORMULA, "", of, lambda trace: Scores(found), lambda trace: None)
+    method = Method(name, (), "", lambda trace: Scores(found), "adopted", FORMULA, "", of, lambda trace: None)
     whys = Job(subject, method, {}, of, subject.special, "keep").explained(trace)
     return whys[0] if single else whys
 

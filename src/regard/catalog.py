@@ -1,4 +1,4 @@
-"""A folder becomes a list: methods are discovered, those of other packages by entry points."""
+"""A folder becomes a list: methods and trials are discovered, those of other packages by entry points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -20,22 +20,18 @@ from regard.attention import Trace
 from regard.errors import NotServed, OptionError
 from regard.types import Of, Scores
 
+E = TypeVar("E")
 GROUP = "regard.methods"  # of entry points: name = "package.module"
 
 
 @dataclass(frozen=True)
-class Method:
-    """A way from a trace to numbers. What its file declares is described in `regard.methods`."""
+class Entry:
+    """A file of such a folder: a function with options, and what its file declares."""
 
     name: str
-    family: str
     needs: tuple[str, ...]
     cite: str
-    formula: str
-    passes: str
-    of: Of
-    function: Callable[..., Scores]
-    cannot: Callable[[Trace], str | None]
+    function: Callable[..., Any]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,12 +50,24 @@ class Method:
                 raise OptionError(f"{name}={given[name]!r}: {self.name} has no such option.{hint} It has {listed}.")
         return {**known, **given}
 
+
+@dataclass(frozen=True)
+class Method(Entry):
+    """A way from a trace to numbers. What its file declares is described in `regard.methods`."""
+
+    family: str
+    formula: str
+    passes: str
+    of: Of
+    cannot: Callable[[Trace], str | None]
+
     def __call__(self, trace: Trace, **options: Any) -> Scores:
         """The numbers, or `NotServed` with the methods that this trace can serve."""
         try:
             reason = self.cannot(trace)
             if reason is None:
-                return self.function(trace, **options)
+                scores: Scores = self.function(trace, **options)
+                return scores
         except NotServed as problem:
             reason = str(problem)
         raise NotServed(f"{self.name}: {reason} {those_that_can(trace, but=self.name)}") from None
@@ -75,18 +83,27 @@ def those_that_can(trace: Trace, but: str) -> str:
 @lru_cache
 def found() -> dict[str, Method]:
     """All methods by name."""
-    inside = [f"{methods.__name__}.{entry.name}" for entry in pkgutil.iter_modules(methods.__path__)]
-    outside = [entry.value for entry in entry_points(group=GROUP)]
-    return {one.name: one for one in (_read(importlib.import_module(name)) for name in [*inside, *outside])}
+    return {one.name: one for one in map(_read, modules(methods, GROUP))}
+
+
+def modules(folder: ModuleType, group: str) -> list[ModuleType]:
+    """The files of a folder, and what other packages offer under the name of a group."""
+    inside = [f"{folder.__name__}.{entry.name}" for entry in pkgutil.iter_modules(folder.__path__)]
+    outside = [entry.value for entry in entry_points(group=group)]
+    return [importlib.import_module(name) for name in [*inside, *outside]]
 
 
 def method_named(name: str) -> Method:
     """The method of that name."""
-    known = found()
+    return named("method", name, found())
+
+
+def named(what: str, name: str, known: Mapping[str, E]) -> E:
+    """The entry of that name; refused with the nearest one if there is none."""
     if name not in known:
         near = get_close_matches(str(name), known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise OptionError(f"method={name!r} is not known.{hint} There are {', '.join(known)}.")
+        raise OptionError(f"{what}={name!r} is not known.{hint} There are {', '.join(known)}.")
     return known[name]
 
 
@@ -111,6 +128,6 @@ def list_methods() -> pd.DataFrame:
 def _read(module: ModuleType) -> Method:
     name = module.__name__.rsplit(".", 1)[-1]
     return Method(
-        name, module.FAMILY, tuple(module.NEEDS), module.CITE, module.FORMULA, module.PASSES, module.OF,
-        getattr(module, name), getattr(module, "cannot", lambda trace: None),
+        name, tuple(module.NEEDS), module.CITE, getattr(module, name), module.FAMILY, module.FORMULA, module.PASSES,
+        module.OF, getattr(module, "cannot", lambda trace: None),
     )  # fmt: skip

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from regard.attention.running import batch_of, must_be_subject
+from regard.cases import on_words, truth_on
 from regard.catalog import found, method_named
-from regard.comparison import Comparison, Numbers, ranked, summarise
+from regard.comparison import Comparison, Numbers, summarise
 from regard.data import Dataset, Example, read
-from regard.data.planted import confirm, plant
-from regard.erasing import Values, possible, without
+from regard.data.planted import confirm
+from regard.erasing import BINS, Values, erased, possible
 from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, whole_numbers
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
 from regard.measures import kendall
 from regard.progress import Counter
-from regard.training import fit, inputs_of, predict
+from regard.training import fit_planted, inputs_of, predict
 from regard.types import Batch, Features, How, Of, Subject, Targets
 
-UNDECIDED = 0.2  # share of a planted training set without a cause: a model that has none left does not know
-BINS = (0.01, 0.05, 0.1, 0.2, 0.5)  # shares of the words that are removed, as in ERASER
 Method = str | tuple[str, Mapping[str, Any]]
 Array = NDArray[np.float64]
 
@@ -119,17 +116,7 @@ def compare_planted(
         found.confirmation  # which cause the model was seen to use
         found.league.sort_values("auprc")
     """
-    from regard.subjects.scratch import scratch_table, scratch_text  # loads models of transformers, for seconds
-
-    made = plant(task, train=train, undecided=UNDECIDED, seed=seed)
-    labels = [str(label) for label in made.train.labels]
-    subject: Any
-    if made.train.kind == "table":
-        columns = made.train.frame()[list(made.train.columns)]
-        subject = scratch_table(made.train.columns, labels, torch.tensor(columns.mean().to_numpy()), seed=seed)
-    else:
-        subject = scratch_text(made.train.inputs(), labels, seed=seed)
-    fit(subject, made.train, validation=made.held_out, epochs=epochs, patience=2, seed=seed)
+    subject, made = fit_planted(task, train=train, epochs=epochs, seed=seed)
     sure = confirm(made, lambda inputs: predict(subject, inputs))
     truth = sure.truth if sure.confirmed else [None] * len(made.test)  # what it uses, or nothing at all
     tested = Dataset.of([replace(one, rationale=mask) for one, mask in zip(made.test, truth, strict=True)])
@@ -219,11 +206,17 @@ class _Run:
                 example.id or str(first + number), one.words, {label: some[number] for label, some in scores.items()},
                 truth_on(example, one.words),
             )  # fmt: skip
-        self._erase(Values(traces[self.scalar]), features, scores, self.numbers.ids[first:])
+        assert self.how is not None
+        falls = erased(
+            Values(traces[self.scalar]), features, scores, self.numbers.ids[first:], self.bins, self.how, self.seed
+        )
+        for kept, fallen in zip((self.numbers.comprehensiveness, self.numbers.sufficiency), falls, strict=True):
+            for label, of_examples in fallen.items():
+                kept.setdefault(label, []).extend(of_examples.tolist())
 
     def _refuse(self, jobs: dict[str, Job], label: str, problem: Exception) -> None:
         """Drop a job, with what was found of it before; the reason is kept."""
-        said = str(problem)
+        said = str(problem).split(" Methods that can: ")[0]  # the others are in the table
         self.refused[label] = said if said.startswith(label) else f"{label}: {said}"
         self.numbers.drop(label)
         del jobs[label]
@@ -237,62 +230,3 @@ class _Run:
         again = [on_words(why, one) for why, one in zip(other, features, strict=True)]
         found = [kendall(np.abs(x), np.abs(y)).value for x, y in zip(scores, again, strict=True)]
         self.numbers.stability.setdefault(label, []).extend(found)
-
-    def _erase(
-        self, values: Values, features: Sequence[Features], scores: dict[str, list[Array]], ids: Sequence[str]
-    ) -> None:
-        """Comprehensiveness and sufficiency of every method, at every bin; what several remove is run once."""
-        wanted: dict[tuple[int, tuple[int, ...]], int] = {}
-        asked = []  # of each method, example and bin: whether the words are removed or all others are, and the run
-        for label, of_examples in scores.items():
-            for example, numbers in enumerate(of_examples):
-                rows, order = features[example].rows_of_words, ranked(numbers, ids[example], self.seed)
-                for share in self.bins:
-                    top = set(order[: math.ceil(share * len(order))].tolist())
-                    for inside in (True, False):
-                        gone = tuple(row for word, of in enumerate(rows) if (word in top) == inside for row in of)
-                        place = wanted.setdefault((example, gone), len(wanted))
-                        asked.append((label, inside, place))
-        assert self.how is not None
-        trace = values.trace
-        fallen = without(trace.subject, trace.batch, list(wanted), self.how, values.fallen).tolist()
-        found: dict[tuple[str, bool], list[float]] = {}
-        for label, inside, place in asked:
-            found.setdefault((label, inside), []).append(fallen[place])
-        for (label, inside), falls in found.items():
-            kind = self.numbers.comprehensiveness if inside else self.numbers.sufficiency
-            kind.setdefault(label, []).extend(np.reshape(falls, (-1, len(self.bins))).tolist())
-
-
-def on_words(why: Explanation, features: Features) -> Array:
-    """The scores of an explanation on the words of what can be removed: pieces are summed, special tokens left out."""
-    if why.axes != ("token",):
-        raise InputError(
-            f"{why.method} has scores with axes {why.axes}. Compare methods without per_layer and the like."
-        )
-    totals = np.zeros(len(features.words))
-    for score, word in zip(why.scores.tolist(), why.features.word, strict=True):
-        if word is not None and word < len(totals):  # what was produced comes after the source, and is not removed
-            totals[word] += score
-    return totals
-
-
-def truth_on(example: Example, words: Sequence[str]) -> NDArray[np.bool_] | None:
-    """A rationale, which is about words between white space, on the words that the model has.
-
-    A word of the model's belongs to it if one of its letters does. A model that was given only the beginning of a text
-    has the beginning of the rationale.
-    """
-    if example.rationale is None:
-        return None
-    if example.words == tuple(words):
-        return np.array(example.rationale)
-    letters = [mask for word, mask in zip(example.words, example.rationale, strict=True) for _ in word]
-    said = "".join("".join(word.split()) for word in words)
-    if not "".join(example.words).startswith(said):
-        raise InputError(
-            f"the words of example {example.id or example.input!r} are not those that the model sees ({said[:60]!r}…), "
-            "so its rationale cannot be put on them. Leave rationales out, or clean the text."
-        )
-    ends = np.cumsum([len("".join(word.split())) for word in words])
-    return np.array([any(letters[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -20,7 +19,7 @@ from regard import draw
 from regard.errors import OptionError, choose
 from regard.measures import Interval, bootstrap, corrected, membership, paired, permutation_p
 from regard.progress import Counter
-from regard.rationales import auprc
+from regard.rationales import auprc_by_chance, auprc_by_lot
 
 Array = NDArray[np.float64]
 MEASURES = {
@@ -34,7 +33,6 @@ FOOTNOTE = (
     "examples. forwards: examples run for each one that is explained."
 )
 BETTER = {"comprehensiveness": 1, "sufficiency": -1, "auprc": 1}  # the direction in which a method is better
-CHANCE = 50  # random orders of each example, for the level that drawing lots reaches
 SHOWN = 5  # examples on which methods disagree
 CAPTIONS = {
     "comprehensiveness": "How far the explained class falls without the words ranked highest; higher is better.",
@@ -230,7 +228,7 @@ def summarise(
         for place, share in enumerate(settings["bins"])
     ]
     agreed, disagreements = _agreements(numbers, {label for label in families if families[label] != "control"}, seed)
-    chance = _chance(numbers, seed) if "auprc" in per_example else None
+    chance = float(np.nanmean(auprc_by_chance(numbers.truth, seed))) if "auprc" in per_example else None
     return Comparison(
         pd.DataFrame(league), agreed, pd.DataFrame(curves), values, disagreements, refused, settings, chance, numbers
     )
@@ -243,26 +241,10 @@ def _per_example(numbers: Numbers, seed: int) -> dict[str, dict[str, Array]]:
         "sufficiency": {label: np.mean(some, axis=1) for label, some in numbers.sufficiency.items()},
     }
     if any(mask is not None and mask.any() for mask in numbers.truth):
-        found["auprc"] = {label: _auprc(numbers, some, seed) for label, some in numbers.scores.items()}
+        found["auprc"] = {
+            label: auprc_by_lot(some, numbers.truth, numbers.ids, seed) for label, some in numbers.scores.items()
+        }
     return found
-
-
-def ranked(scores: Array, example: str, seed: int) -> NDArray[np.intp]:
-    """Words from the largest score, by size, to the smallest; ties are broken by lot for each example."""
-    lots = np.random.default_rng([seed, zlib.crc32(example.encode(errors="surrogatepass"))])
-    return np.lexsort((lots.random(len(scores)), -np.abs(scores)))
-
-
-def _auprc(numbers: Numbers, scores: Sequence[Array], seed: int) -> Array:
-    """Of each example; undefined where nothing is true.
-
-    NOTE[DIFF] ties are broken by lot: ERASER's area would give constant scores (1 + share that is true) / 2.
-    """
-    areas = np.full(len(scores), np.nan)
-    for place, (one, example, mask) in enumerate(zip(scores, numbers.ids, numbers.truth, strict=True)):
-        if mask is not None and mask.any():
-            areas[place] = auprc([-ranked(one, example, seed).argsort()], [mask])[0]
-    return areas
 
 
 def _judge(league: list[dict[str, Any]], name: str, values: Mapping[str, Array], seed: int) -> None:
@@ -339,10 +321,3 @@ def _agreements(numbers: Numbers, shown: set[str], seed: int) -> tuple[pd.DataFr
     ]  # fmt: skip
     columns = ["method", "other", "measure", "value", "low", "high", "n", "undefined"]
     return pd.DataFrame(rows, columns=columns), listed
-
-
-def _chance(numbers: Numbers, seed: int) -> float:
-    """The mean AUPRC of random orders: with few words it is well above the share that is true."""
-    lots = np.random.default_rng(seed)
-    draws = [_auprc(numbers, [lots.random(len(words)) for words in numbers.words], seed) for _ in range(CHANCE)]
-    return float(np.nanmean(draws))

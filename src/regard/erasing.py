@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention import Rerun, Trace, edits
@@ -14,11 +17,14 @@ from regard.attention.running import undisturbed
 from regard.attention.sources import at_least_float
 from regard.errors import NotServed, choose, non_finite
 from regard.progress import Counter
+from regard.rationales import ranked
 from regard.types import Batch, Features, How, Scores, Subject
 
 HOWS: tuple[How, ...] = ("delete", "mask", "pad", "attention")
 Unit = Literal["word", "token"]
 Rows = tuple[int, ...]
+Array = NDArray[np.float64]
+BINS = (0.01, 0.05, 0.1, 0.2, 0.5)  # shares of the words that are removed, as in ERASER
 # What is wanted of the outputs (removal, class) of some examples: (removal, …).
 Read = Callable[[Tensor, list[int]], Tensor]
 ROWS_AT_ONCE = 2048  # of all examples in one forward pass: more is no faster on a CPU
@@ -144,6 +150,42 @@ class Values:
         before, after = (head.columns(one, "probability") for one in outputs)
         apart: Tensor = (before - after).abs()
         return apart.mean(-1) if kind == "sigmoid" else apart.sum(-1) / 2
+
+
+def erased(
+    values: Values, features: Sequence[Features], scores: Mapping[str, Sequence[Array]], ids: Sequence[str],
+    bins: Sequence[float], how: How, seed: int, removed: Sequence[bool] = (True, False),
+) -> tuple[dict[str, Array], ...]:  # fmt: skip
+    """Comprehensiveness and sufficiency of every method, ``(example, bin)``; what several remove is run once.
+
+    p(x) − p(x without the words ranked highest), and p(x) − p(these words alone). Signed and unsigned methods rank by
+    the size of their scores; ties are broken by lot.
+
+    Args:
+        values: what is explained of the examples.
+        features: of each example its words.
+        scores: by method, for each example a number for each word.
+        ids: names of the examples.
+        bins: the shares of words that are removed.
+        how: how they are removed.
+        seed: of the lots.
+        removed: which of the two is wanted: True: these words are removed; False: all others.
+    """
+    wanted: dict[tuple[int, Rows], int] = {}
+    asked: dict[bool, dict[str, list[int]]] = {inside: {} for inside in removed}  # which run
+    for label, of_examples in scores.items():
+        for example, numbers in enumerate(of_examples):
+            rows, order = features[example].rows_of_words, ranked(numbers, ids[example], seed)
+            for share in bins:
+                top = set(order[: math.ceil(share * len(order))].tolist())
+                for inside, runs in asked.items():
+                    gone = tuple(row for word, of in enumerate(rows) if (word in top) == inside for row in of)
+                    runs.setdefault(label, []).append(wanted.setdefault((example, gone), len(wanted)))
+    trace = values.trace
+    fallen = without(trace.subject, trace.batch, list(wanted), how, values.fallen).double().numpy(force=True)
+    return tuple(
+        {label: fallen[some].reshape(-1, len(bins)) for label, some in runs.items()} for runs in asked.values()
+    )
 
 
 def _by_length(subject: Subject, batch: Batch, examples: Tensor, gone: Tensor, how: How) -> Any:

@@ -16,6 +16,7 @@
     │   ├── NotAModel               the path or name holds no model that can be loaded
     │   ├── TokenizerMismatch       the tokenizer belongs to another model
     │   └── ReadoutMismatch         the prediction is not read from the rows that were declared
+    ├── TrialFailed                 too many examples of a trial failed
     └── SeamError                   what happened inside the model cannot be told
         ├── NoAttentionFound        no torch function that mixes values was seen
         │   └── OpaqueKernel        … because the code that does it bypasses torch functions
@@ -87,6 +88,10 @@ class TokenizerMismatch(SubjectError):
 
 class ReadoutMismatch(SubjectError):
     """The prediction is not read from the rows that the subject declares."""
+
+
+class TrialFailed(RegardError):
+    """More examples failed than a trial can do without."""
 
 
 class SeamError(RegardError):

@@ -7,6 +7,7 @@ document is a pair of an annotation and a text. A mask is a bool for each token.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from typing import Any
@@ -18,6 +19,7 @@ from sklearn import metrics
 from regard.errors import EmptyInput, InputError, OptionError
 
 Span = tuple[int, int]
+DRAWS = 50  # random orders of a document, for the level that chance reaches
 
 
 def spans_of(mask: ArrayLike) -> list[Span]:
@@ -135,6 +137,39 @@ def auprc(scores: Sequence[ArrayLike], truth: Sequence[ArrayLike]) -> NDArray[np
         return float(metrics.auc(recall, precision))
 
     return _each(area, scores, truth)
+
+
+def ranked(scores: ArrayLike, name: str, seed: int) -> NDArray[np.intp]:
+    """Words from the largest score, by size, to the smallest; ties are broken by lot for each document, by its name."""
+    lots = np.random.default_rng([seed, zlib.crc32(name.encode(errors="surrogatepass"))])
+    return np.lexsort((lots.random(np.size(scores)), -np.abs(scores)))
+
+
+def auprc_by_lot(
+    scores: Sequence[ArrayLike], truth: Sequence[NDArray[np.bool_] | None], names: Sequence[str], seed: int
+) -> NDArray[np.float64]:
+    """`auprc` by the size of the scores, with ties broken by lot; NaN where nothing is true.
+
+    NOTE[DIFF] ERASER's area gives constant scores (1 + share that is true) / 2, more than random ones.
+    """
+    areas = np.full(len(scores), np.nan)
+    for place, (one, name, mask) in enumerate(zip(scores, names, truth, strict=True)):
+        if mask is not None and mask.any():
+            areas[place] = auprc([-ranked(one, name, seed).argsort()], [mask])[0]
+    return areas
+
+
+def auprc_by_chance(truth: Sequence[NDArray[np.bool_] | None], seed: int) -> NDArray[np.float64]:
+    """The mean AUPRC of 50 random orders of each document: with few words well above the share that is true."""
+    lots = np.random.default_rng(seed)
+    areas = np.full(len(truth), np.nan)
+    for place, mask in enumerate(truth):
+        if mask is not None and mask.any():
+            hits = mask[(-lots.random((DRAWS, len(mask)))).argsort(1)]  # draw rank
+            precision = hits.cumsum(1) / np.arange(1, len(mask) + 1)
+            before = np.hstack([np.ones((DRAWS, 1)), precision[:, :-1]])
+            areas[place] = (hits * (before + precision)).sum() / (2 * mask.sum() * DRAWS)  # `auprc`, without ties
+    return areas
 
 
 def average_precision(scores: Sequence[ArrayLike], truth: Sequence[ArrayLike]) -> NDArray[np.float64]:

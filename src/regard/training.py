@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.data import Dataset, Example
+from regard.data.planted import Planted, plant
 from regard.errors import EmptyInput, InputError
 from regard.progress import Counter
 from regard.types import Subject
 
+UNDECIDED = 0.2  # share of a planted training set without a cause: a model that has none left does not know
 LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
 
 
@@ -80,6 +82,29 @@ def fit(
     if best[1] is not None:
         model.load_state_dict(best[1])
     return pd.DataFrame(rows)
+
+
+def fit_planted(task: str, *, train: int = 2000, epochs: int = 20, seed: int = 0) -> tuple[Any, Planted]:
+    """A small model that has learned a planted task, and the task.
+
+    Args:
+        task: a name from `regard.data.planted.TASKS`.
+        train: how many examples the model learns from.
+        epochs: of training; fewer where it does not become better.
+        seed: of data and model.
+    """
+    from regard.subjects.scratch import scratch_table, scratch_text  # loads models of transformers, for seconds
+
+    made = plant(task, train=train, undecided=UNDECIDED, seed=seed)
+    labels = [str(label) for label in made.train.labels]
+    subject: Any
+    if made.train.kind == "table":
+        columns = made.train.frame()[list(made.train.columns)]
+        subject = scratch_table(made.train.columns, labels, torch.tensor(columns.mean().to_numpy()), seed=seed)
+    else:
+        subject = scratch_text(made.train.inputs(), labels, seed=seed)
+    fit(subject, made.train, validation=made.held_out, epochs=epochs, patience=2, seed=seed)
+    return subject, made
 
 
 def predict(subject: Subject, inputs: Sequence[Any]) -> list[str]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from regard.attention.checkpoints import recompute_inside
 from regard.attention.edits import Edit, Place
 from regard.attention.replay import CannotReplay
-from regard.attention.running import undisturbed
+from regard.attention.running import Gradients, undisturbed
 from regard.attention.sites import Kind
 from regard.attention.sources import HIDDEN, Fused, Given, at_least_float
 from regard.attention.tape import Reading, Record, Tape, attend_again, writable
@@ -70,7 +70,7 @@ class Plan:
         readings: of all sites, as settled for this batch size.
         variants: the variants of this run.
         total: how many there are in all; None if none were asked for.
-        gradients: whether a backward pass will follow.
+        gradients: whether a backward pass will follow; "edits": the graph begins at the first edited site.
         replayed: whether what lies upstream is not run but returned.
         leaf: the site whose edited result is the only leaf of the graph, to differentiate by; None: there is none.
     """
@@ -80,7 +80,7 @@ class Plan:
     readings: Sequence[Reading]
     variants: range
     total: int | None
-    gradients: bool
+    gradients: Gradients
     replayed: bool = False
     leaf: int | None = None
 
@@ -146,6 +146,8 @@ class Editor(Tape):
         steps = self.plan.steps.get(number)
         if not steps:
             return result
+        if self.plan.gradients == "edits":
+            torch.set_grad_enabled(True)  # `run` restores it
         planned = self.plan.spots[number].name
         if record.name != planned and not self.recomputes:  # a checkpointed function has no module
             raise NotReproduced(

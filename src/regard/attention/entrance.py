@@ -44,7 +44,7 @@ class Entrance:
         states: Vectors = {}
         size, model = len(batch), subject.model
         with torch.no_grad(), undisturbed(model), uncompiled(model):
-            with _Embeddings(batch, {}, pieces):
+            with _Embeddings(batch, {}, pieces) as seen:
                 subject.forward(batch)
             if len(pieces) < len(batch.lengths):
                 # with another example where there are as many as rows: which axis is which must be told
@@ -52,6 +52,7 @@ class Entrance:
                 wider = batch.pick([*range(size), *[0] * (more - size)])
                 with self._shadowed(_States(wider, {}, states, self.rows_first)):
                     subject.forward(wider)
+        self.tables = seen.tables
         self.widths = {strand: [one.shape[-1] for one in some] for strand, some in pieces.items()}
         self.vectors: Vectors = {strand: one[:size] for strand, one in states.items()}
         self.vectors |= {strand: torch.cat(some, -1) for strand, some in pieces.items()}
@@ -98,6 +99,7 @@ class _Embeddings(TorchFunctionMode):
     def __init__(self, batch: Batch, given: Mapping[Strand, Sequence[Tensor]], seen: Pieces) -> None:
         super().__init__()
         self.given, self.seen = given, seen
+        self.tables: list[Tensor] = []  # what the ids are looked up in, each once
         self.ids: dict[Strand, list[Tensor]] = {"rows": _ids(batch, PRODUCED if batch.source else IDS, batch.real)}
         if batch.source is not None:
             self.ids["source"] = _ids(batch, IDS, batch.source.real)
@@ -113,6 +115,8 @@ class _Embeddings(TorchFunctionMode):
                 if any(ids.shape == one.shape and torch.equal(ids, one.to(ids.device)) for one in known):
                     pieces = self.seen.setdefault(strand, [])
                     pieces.append(result.clone())
+                    table = (*args, *(kwargs or {}).values())[1]
+                    self.tables += [table] if all(table is not one for one in self.tables) else []
                     # a copy: the model may go on to write into it
                     return self.given[strand][len(pieces) - 1].clone() if strand in self.given else result
         return result

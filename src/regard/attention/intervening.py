@@ -16,7 +16,7 @@ from regard.attention.editing import Editor, Plan, Spot, Step, padded_rows
 from regard.attention.edits import Edit, custom, numbered, scale
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
-from regard.attention.running import batch_of, must_differentiate, out_of_memory, record, run, undisturbed
+from regard.attention.running import Gradients, batch_of, must_differentiate, out_of_memory, record, run, undisturbed
 from regard.attention.sites import TOLERANCE, Site
 from regard.attention.sources import at_least_float
 from regard.attention.tape import Reading, Tape
@@ -50,11 +50,15 @@ class Rerun:
         subject: the model and how it is called.
         inputs: what the subject takes.
         gradients: keep a graph, through the edits and the model's parameters, to differentiate the output by them.
+            "edits": by what the edits hold and nothing else; the graph begins at the first edited site, so what lies
+            upstream is run once however many backward passes follow.
         replay: run what lies upstream of the first edited site once, and not again.
     """
 
-    def __init__(self, subject: Subject, inputs: Any, *, gradients: bool = False, replay: bool = True) -> None:
+    def __init__(self, subject: Subject, inputs: Any, *, gradients: Gradients = False, replay: bool = True) -> None:
         self.subject, self.gradients, self.replay = subject, gradients, replay
+        if gradients == "edits":
+            must_differentiate(subject.model)
         self.batch = batch_of(subject, inputs)
         with undisturbed(subject.model):
             tape, self.output = record(subject, self.batch)
@@ -85,7 +89,7 @@ class Rerun:
                 return self._run(plan)
             return self._run_all(plan)
 
-    def _plan(self, steps: dict[int, list[Step]], variants: int | None, *, gradients: bool) -> Plan:
+    def _plan(self, steps: dict[int, list[Step]], variants: int | None, *, gradients: Gradients) -> Plan:
         readings = self.readings if variants is None else self._readings_of_many
         return Plan(steps, self.spots, readings, range(variants or 1), variants, gradients)
 
@@ -95,12 +99,12 @@ class Rerun:
         steps: dict[int, list[Step]] = {}
         for entry in listed:
             edit = entry if isinstance(entry, Edit) else custom(entry)
-            for spot in self._spots(edit):
+            for spot in self.chosen(edit):
                 rows, valid = self._rows(edit, spot)
                 steps.setdefault(spot.index, []).append(Step(edit, self._heads(edit, spot), rows, valid))
         return steps
 
-    def _spots(self, edit: Edit) -> list[Spot]:
+    def chosen(self, edit: Edit) -> list[Spot]:
         """The sites that an edit names: by number, name or kind."""
         if edit.sites is None:
             return self.spots
@@ -220,7 +224,8 @@ class Rerun:
         first = min(plan.steps, default=None)
         upstream = Upstream(True, None) if first is None else self._upstream(first, total)
         recording = upstream.recording
-        at_once = max(1, ROWS_AT_ONCE // (size * max(self.batch.lengths))) if upstream.apart else 1
+        most = total if plan.gradients == "edits" else ROWS_AT_ONCE // (size * max(self.batch.lengths))
+        at_once = max(1, most) if upstream.apart else 1  # a graph keeps all of them anyway
         outputs: list[Tensor] = []
         done = 0
         with Counter("variants", total) as counter:
@@ -247,7 +252,7 @@ class Rerun:
 
     def _upstream(self, first: int, variants: int) -> Upstream:
         """Whether variants keep apart, and what lies upstream of a site; found out once."""
-        if variants == 1:
+        if variants == 1 and self.gradients != "edits":
             return Upstream(True, None)
         if first not in self.upstream:
             self.upstream[first] = self._found_out(first, variants)
@@ -274,7 +279,8 @@ class Rerun:
             apart = False
         if not apart:
             log.debug("the examples of a batch are not independent: variants are run one by one")
-        if not apart or not self.replay or variants < WORTH_RECORDING:
+        few = variants < WORTH_RECORDING and self.gradients != "edits"  # which are run again, step after step
+        if not apart or not self.replay or few:
             return Upstream(apart, None)
         recording = self._recorded(first)
         recording.learn_axes(twice)
@@ -284,7 +290,7 @@ class Rerun:
         tape = Tape(self.subject.model, self.batch)
         recording = Recording(self.subject.model, first)
         with recording.record(tape):
-            run(self.subject, self.batch, tape, gradients=self.gradients)
+            run(self.subject, self.batch, tape, gradients=self.gradients is True)
         return recording
 
     def _proved(self, recording: Recording, both: Plan, expected: Tensor) -> bool:

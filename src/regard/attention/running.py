@@ -6,7 +6,7 @@ import reprlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,7 @@ from regard.types import Batch, Subject
 
 # Gradients of longer batches keep only the inputs of blocks, at the price of one more forward pass.
 ROWS_KEPT = 2048
+Gradients = bool | Literal["edits"]  # by everything, by nothing, or by what edits hold
 _lock = threading.Lock()
 # how many blocks a model is in, and the modes of its modules before the first of them
 _evaluated: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = WeakKeyDictionary()
@@ -57,12 +58,12 @@ def record(
     return tape, output
 
 
-def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: bool) -> Tensor:
-    """One forward pass under a given tape."""
+def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: Gradients) -> Tensor:
+    """One forward pass under a given tape, which switches gradients by edits on where they begin."""
     if gradients and torch.is_inference_mode_enabled():
-        raise NoGradient("gradients=True inside torch.inference_mode(), where there are none. Leave that block first.")
+        raise NoGradient("gradients asked for inside torch.inference_mode(), where there are none. Leave that block.")
     try:
-        with torch.set_grad_enabled(gradients), uncompiled(subject.model), tape:
+        with torch.set_grad_enabled(gradients is True), uncompiled(subject.model), tape:
             return subject.forward(batch)
     except Exception as problem:
         if type(problem).__module__.startswith("torch._dynamo"):

@@ -14,17 +14,19 @@ import numpy as np
 import typer
 
 import regard
+from regard.cli import helps, options
 from regard.cli.showing import (
     show_comparison,
     show_diagnosis,
     show_explanation,
+    show_finding,
     show_methods,
     show_sites,
+    show_trials,
     shown,
     told,
 )  # fmt: skip
 from regard.data import read
-from regard.data.planted import TASKS
 from regard.errors import InputError, RegardError
 from regard.subjects import open_subject
 from regard.types import Subject
@@ -32,51 +34,6 @@ from regard.types import Subject
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-TRACE_HELP = """Run a model once on your texts and show what each of its attention sites did.
-
-Examples:
-
-* `regard trace --model path/to/classifier --text "a moving film"`
-* `regard trace --model SmolLM2.gguf --text "The capital of France is" --json`
-* `regard trace --model org/name --text "first" --text "second" --over-limit truncate`
-"""
-
-DOCTOR_HELP = """Find out what regard can do with your model, how exactly, and at what cost. Start here.
-
-The model is traced, differentiated and edited on a text or picture of yours, or on a stand-in. Exit code 1 if something
-does not work.
-
-Examples:
-
-* `regard doctor --model path/to/classifier`
-* `regard doctor --model SmolLM2.gguf --text "The capital of France is" --json`
-* `regard doctor --model path/to/vit --image cat.png`
-"""
-EXPLAIN_HELP = """Attribute a prediction to the words of a text, or the patches of a picture.
-
-Examples:
-
-* `regard explain --model path/to/classifier --text "a moving film" --method grad_rollout --target good`
-* `regard explain --model path/to/encoder --text "a moving film" --method norm --option layers=rollout --html why.html`
-* `regard explain --model SmolLM2.gguf --text "The capital of France is" --method grad_rollout --generate 5`
-* `regard explain --model path/to/classifier --texts reviews.txt --method rollout --json > explanations.jsonl`
-"""
-METHODS_HELP = """List the methods: what each computes, what it needs and costs, and where it was published.
-
-Examples:
-
-* `regard methods`
-* `regard methods --json`
-"""
-COMPARE_HELP = """Put methods side by side on your data: which agree, and which point at words that matter?
-
-Examples:
-
-* `regard compare --model path/to/classifier --data reviews.csv --html comparison.html`
-* `regard compare --model path/to/classifier --data posts.jsonl --method rollout --method leave_one_out`
-* `regard compare --model path/to/classifier --data reviews.csv --method gradient:norm=l2,through_attention=false`
-* `regard compare --planted shortcut`
-"""
 STAND_IN = "The quick brown fox jumps over the lazy dog."
 
 
@@ -94,24 +51,14 @@ def _root(
 ) -> None: ...
 
 
-MODEL = Annotated[str, typer.Option(help="A local folder, a GGUF file, or a hub name.")]
-TRUST = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
-TARGET = Annotated[str | None, typer.Option(help="A label, token or class number; else the predicted.")]
-SIMILAR = Annotated[
-    str | None, typer.Option(help="For plain encoders: explain the similarity to this text or picture.")
-]
-OVER_LIMIT = Annotated[str, typer.Option(help="A text over the model's limit: 'error', 'truncate' or 'allow'.")]
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-@app.command("trace", help=TRACE_HELP)
+@app.command("trace", help=helps.TRACE_HELP)
 def _trace(
-    model: MODEL,
+    model: options.MODEL,
     text: Annotated[list[str] | None, typer.Option(help="A text to run it on; may be given several times.")] = None,
     image: Annotated[list[str] | None, typer.Option(help="A picture to run it on; may be given several times.")] = None,
-    over_limit: OVER_LIMIT = "error",
-    trust_remote_code: TRUST = False,
-    as_json: AS_JSON = False,
+    over_limit: options.OVER_LIMIT = "error",
+    trust_remote_code: options.TRUST = False,
+    as_json: options.AS_JSON = False,
 ) -> None:
     if not text and not image:
         raise InputError("there is nothing to run the model on: pass --text, or --image to one that looks at pictures.")
@@ -130,15 +77,15 @@ def _trace(
     show_sites(model, rows, traced.ignored)
 
 
-@app.command("explain", help=EXPLAIN_HELP)
+@app.command("explain", help=helps.EXPLAIN_HELP)
 def _explain(
-    model: MODEL,
+    model: options.MODEL,
     method: Annotated[str, typer.Option(help="A name from `regard methods`.")],
     text: Annotated[list[str] | None, typer.Option(help="A text to explain; may be given several times.")] = None,
     texts: Annotated[Path | None, typer.Option(help="A file of texts, a line each; '-': standard input.")] = None,
     image: Annotated[list[str] | None, typer.Option(help="A picture to explain; may be given several times.")] = None,
-    target: TARGET = None,
-    similar_to: SIMILAR = None,
+    target: options.TARGET = None,
+    similar_to: options.SIMILAR = None,
     of: Annotated[str | None, typer.Option(help="'logit', 'probability' or 'logprob'; else the paper's.")] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, name=value; may be given several times.")
@@ -149,16 +96,16 @@ def _explain(
     sink: Annotated[str, typer.Option(help="The first token of a decoder: 'keep', 'drop' or 'renormalise'.")] = "keep",
     top: Annotated[int, typer.Option(min=1, help="How many words the table shows.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Write a page with the pictures here.")] = None,
-    over_limit: OVER_LIMIT = "error",
-    trust_remote_code: TRUST = False,
-    as_json: AS_JSON = False,
+    over_limit: options.OVER_LIMIT = "error",
+    trust_remote_code: options.TRUST = False,
+    as_json: options.AS_JSON = False,
 ) -> None:
     if sum(given is not None for given in (text, texts, image)) != 1:
         raise InputError("pass one of --text, --texts and --image: what is to be explained.")
     if html is not None and html.suffix != ".html":
         raise InputError(f"--html {html} must end in .html.")
     chosen = regard.catalog.method_named(method)
-    options = chosen.chosen(dict(map(_option, option or ())))
+    given = chosen.chosen(dict(map(_option, option or ())))
     subject: Any = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
     if texts is None:
         chunks: Iterable[Any] = [_inputs(subject, model, text, image)[0]]
@@ -173,7 +120,7 @@ def _explain(
     found: list[regard.Explanation] = []
     for chunk in chunks:
         for inputs in chunk if generate is not None or continuation is not None else [chunk]:
-            whys = regard.explain(subject, inputs, **settings, **options)
+            whys = regard.explain(subject, inputs, **settings, **given)
             for why in whys:
                 if as_json:
                     sys.stdout.write(json.dumps(why.to_dict(), ensure_ascii=False) + "\n")
@@ -226,69 +173,148 @@ def _write_page(found: list[regard.Explanation], path: Path) -> None:
     path.write_text(regard.draw.page(f"{len(found)} explanations", found[0].method, parts), encoding="utf-8")
 
 
-@app.command("compare", help=COMPARE_HELP)
+@app.command("compare", help=helps.COMPARE_HELP)
 def _compare(
-    model: Annotated[str | None, typer.Option(help="A local folder, a GGUF file, or a hub name.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="A .csv, .tsv, .jsonl or .parquet file, or an ERASER folder.")
-    ] = None,
-    planted: Annotated[
-        str | None,
-        typer.Option(help=f"Instead: train a small model on a task whose truth is known: {', '.join(TASKS)}."),
-    ] = None,
+    model: options.MAYBE_MODEL = None,
+    data: options.DATA = None,
+    planted: options.PLANTED = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A method, or method:option=value,…; may be given several times.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
-    rationale: Annotated[str | None, typer.Option(help="The column of rationales.")] = None,
-    target: TARGET = None,
-    similar_to: SIMILAR = None,
-    examples: Annotated[int, typer.Option(help="How many examples are drawn from the data.")] = 200,
-    how: Annotated[
-        str | None, typer.Option(help="Words are removed by 'delete', 'mask', 'pad' or 'attention'.")
-    ] = None,
-    on_bad: Annotated[str, typer.Option(help="Rows that cannot be used: 'raise' or 'skip'.")] = "raise",
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn by lot.")] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write a page with tables and pictures here.")] = None,
-    over_limit: OVER_LIMIT = "error",
-    trust_remote_code: TRUST = False,
-    as_json: AS_JSON = False,
+    text: options.TEXT_COLUMN = None,
+    label: options.LABEL_COLUMN = None,
+    rationale: options.RATIONALE_COLUMN = None,
+    target: options.TARGET = None,
+    similar_to: options.SIMILAR = None,
+    examples: options.EXAMPLES = 200,
+    how: options.HOW = None,
+    on_bad: options.ON_BAD = "raise",
+    seed: options.SEED = 0,
+    html: options.PAGE = None,
+    over_limit: options.OVER_LIMIT = "error",
+    trust_remote_code: options.TRUST = False,
+    as_json: options.AS_JSON = False,
 ) -> None:
-    if (planted is None) == (model is None or data is None) or (planted and (model or data)):
-        raise InputError("pass --model and --data, or --planted alone: what is to be compared on what.")
-    if html is not None and html.suffix != ".html":
-        raise InputError(f"--html {html} must end in .html.")
+    _must_name(model, data, planted, html)
     methods = None if method is None else [_method(one) for one in method]
     if planted is not None:
         found = regard.compare_planted(planted, methods=methods, examples=examples, seed=seed)
     else:
-        options: Any = {"text": text, "label": label, "rationale": rationale, "on_bad": on_bad}
-        assert model is not None
-        assert data is not None
-        read_from = regard.data.read_eraser(data, on_bad=on_bad) if data.is_dir() else read(data, **options)  # type: ignore[arg-type]
-        subject = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
-        if target is None and similar_to is None and not subject.predicts:
-            raise InputError(f"{model} has no classes to explain. Pass --similar-to TEXT.")
+        read_from = _read(data, text, label, rationale, on_bad)
+        subject, wanted = _asked(model, target, similar_to, over_limit, trust_remote_code)
         asked: Any = {"methods": methods, "examples": examples, "how": how, "seed": seed}
-        found = regard.compare(subject, read_from, target=_target(subject, target, similar_to), **asked)
+        found = regard.compare(subject, read_from, target=wanted, **asked)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
     else:
         show_comparison(found)
-    if html:
+    _write(found, html)
+
+
+@app.command("trial", help=helps.TRIAL_HELP)
+def _trial(
+    name: Annotated[str, typer.Argument(help="A name from `regard trials`.")],
+    model: options.MAYBE_MODEL = None,
+    data: options.DATA = None,
+    planted: options.PLANTED = None,
+    method: Annotated[
+        str | None, typer.Option(help="The explanation on trial: a method, or method:option=value,…; else raw.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the trial, name=value; may be given several times.")
+    ] = None,
+    sites: Annotated[
+        str, typer.Option(help="Which attention is edited: 'last', 'all', or numbers and names, with commas.")
+    ] = "last",
+    text: options.TEXT_COLUMN = None,
+    label: options.LABEL_COLUMN = None,
+    rationale: options.RATIONALE_COLUMN = None,
+    target: options.TARGET = None,
+    similar_to: options.SIMILAR = None,
+    examples: options.EXAMPLES = 200,
+    how: options.HOW = None,
+    on_bad: options.ON_BAD = "raise",
+    seed: options.SEED = 0,
+    html: options.PAGE = None,
+    save: Annotated[Path | None, typer.Option(help="Write the finding with its raw values here, as .json.")] = None,
+    over_limit: options.OVER_LIMIT = "error",
+    trust_remote_code: options.TRUST = False,
+    as_json: options.AS_JSON = False,
+) -> None:
+    _must_name(model, data, planted, html)
+    given = dict(map(_option, option or ()))
+    regard.trying.trial_named(name).chosen(given)
+    if save is not None and save.suffix != ".json":
+        raise InputError(f"--save {save} must end in .json.")
+    asked: Any = {"method": method and _method(method), "examples": examples, "how": how, "seed": seed, **given}
+    asked["sites"] = (
+        sites if sites in ("last", "all") else [int(one) if one.isdigit() else one for one in sites.split(",")]
+    )
+    if planted is not None:
+        subject, read_from = regard.training.fit_planted(planted, seed=seed)
+        wanted = None
+    else:
+        read_from = _read(data, text, label, rationale, on_bad)
+        subject, wanted = _asked(model, target, similar_to, over_limit, trust_remote_code)
+    found = regard.trial(subject, read_from, name, target=wanted, **asked)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        show_finding(found)
+    _write(found, html)
+    if save is not None:
+        found.save(save)
+
+
+@app.command("trials", help=helps.TRIALS_HELP)
+def _trials(as_json: options.AS_JSON = False) -> None:
+    rows = regard.list_trials().to_dict(orient="records")
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        return
+    show_trials(rows)
+
+
+def _must_name(model: str | None, data: Path | None, planted: str | None, html: Path | None) -> None:
+    """Refuse what is named twice, or not at all."""
+    if (planted is None) == (model is None or data is None) or (planted and (model or data)):
+        raise InputError("pass --model and --data, or --planted alone: what is to be tried on what.")
+    if html is not None and html.suffix != ".html":
+        raise InputError(f"--html {html} must end in .html.")
+
+
+def _read(data: Path | None, text: str | None, label: str | None, rationale: str | None, on_bad: str) -> Any:
+    """The data of a file, or of an ERASER folder."""
+    assert data is not None
+    columns: Any = {"text": text, "label": label, "rationale": rationale, "on_bad": on_bad}
+    return regard.data.read_eraser(data, on_bad=on_bad) if data.is_dir() else read(data, **columns)  # type: ignore[arg-type]
+
+
+def _asked(
+    model: str | None, target: str | None, similar_to: str | None, over_limit: str, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """The model, and what is explained of it."""
+    assert model is not None
+    subject = _opened(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+    if target is None and similar_to is None and not subject.predicts:
+        raise InputError(f"{model} has no classes to explain. Pass --similar-to TEXT.")
+    return subject, _target(subject, target, similar_to)
+
+
+def _write(found: Any, html: Path | None) -> None:
+    if html is not None:
         found.to_html(html)
         told.print(f"written: {html}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _method(given: str) -> tuple[str, dict[str, Any]]:
     """``name`` or ``name:option=value,option=value``."""
-    name, _, options = given.partition(":")
-    return name, dict(_option(one) for one in options.split(",") if one)
+    name, _, rest = given.partition(":")
+    return name, dict(_option(one) for one in rest.split(",") if one)
 
 
-@app.command("methods", help=METHODS_HELP)
-def _methods(as_json: AS_JSON = False) -> None:
+@app.command("methods", help=helps.METHODS_HELP)
+def _methods(as_json: options.AS_JSON = False) -> None:
     rows = regard.list_methods().to_dict(orient="records")
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
@@ -296,13 +322,13 @@ def _methods(as_json: AS_JSON = False) -> None:
     show_methods(rows)
 
 
-@app.command("doctor", help=DOCTOR_HELP)
+@app.command("doctor", help=helps.DOCTOR_HELP)
 def _doctor(
-    model: MODEL,
+    model: options.MODEL,
     text: Annotated[list[str] | None, typer.Option(help="A text to try; may be given several times.")] = None,
     image: Annotated[list[str] | None, typer.Option(help="A picture to try; may be given several times.")] = None,
-    trust_remote_code: TRUST = False,
-    as_json: AS_JSON = False,
+    trust_remote_code: options.TRUST = False,
+    as_json: options.AS_JSON = False,
 ) -> None:
     subject = _opened(model, trust_remote_code=trust_remote_code)
     inputs, named = _inputs(subject, model, text, image)

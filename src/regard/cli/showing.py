@@ -17,10 +17,13 @@ from regard.attention import Ignored
 from regard.comparison import FOOTNOTE, MEASURES, Comparison
 from regard.diagnosis import Diagnosis
 from regard.explanation import Explanation
+from regard.finding import Finding, said
 
 shown = Console()
 # Progress and complaints go to stderr, so that stdout can be piped.
 told = Console(stderr=True)
+MOST_ROWS = 20  # of a table
+WIDE = 130  # columns of a terminal that holds a league table; a narrower one gets less of it, on two lines each
 
 
 def show_sites(model: str, rows: Sequence[Mapping[Any, Any]], ignored: Sequence[Ignored]) -> None:
@@ -138,7 +141,7 @@ def show_comparison(found: Comparison) -> None:
     """The page of `regard compare`: the league, how methods agree, and the example on which two disagree most."""
     shown.print(Text(found.note, style="dim"))
     shown.print("\nleague table", style="bold", highlight=False)
-    _print_frame(found.table())
+    show_league(found.table())
     shown.print(Text(FOOTNOTE, style="dim"))
     families = dict(zip(found.league["method"], found.league["family"], strict=True))
     references = [name for name in families if families[name] == "reference"]
@@ -157,6 +160,57 @@ def show_comparison(found: Comparison) -> None:
         for name in (one["method"], one["other"]):
             shown.print(Text(name, style="dim"))
             shown.print(draw.shaded_terminal(one["words"], one["scores"][name]))
+
+
+def show_finding(found: Finding) -> None:
+    """The page of `regard trial`: what was claimed, what came of it, beside what, and what to know first."""
+    colour = {True: "green", False: "red", None: "yellow"}[found.supported]
+    shown.print(Text(found.claim, style="bold"))
+    shown.print(Text.assemble((found.outcome, colour), ". ", found.sentence))
+    if found.needed is not None:
+        shown.print(Text(f"About {found.needed} examples like these would settle it.", style=colour))
+    levels = {found.about: found.interval, **found.reference}
+    _print_frame(
+        pd.DataFrame([{"method": name, "value [95 % interval]": said(one)} for name, one in levels.items()]).rename(
+            columns={"method": ""}
+        )
+    )
+    for name, table in found.tables.items():
+        shown.print(f"\n{name}", style="bold", highlight=False)
+        _print_frame(table.head(MOST_ROWS).map(_shortened))
+        if len(table) > MOST_ROWS:
+            shown.print(f"… {len(table) - MOST_ROWS} more rows: --json, --save or --html", style="dim", highlight=False)
+    for line in found.warnings:
+        shown.print(Text(f"! {line}", style="yellow"))
+
+
+def show_trials(rows: Sequence[Mapping[Any, Any]]) -> None:
+    """The page of `regard trials`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    for row in rows:
+        about = [
+            row["needs"] and f"needs {row['needs']}",
+            row["criterion"] and f"criterion: {row['criterion']}",
+            row["paper"],
+        ]
+        details = Text(" · ".join(one for one in about if one), style="dim")
+        table.add_row(
+            row["name"], Text.assemble(row["claim"], "\n", ("held against: " + row["reference"], "dim"), "\n", details)
+        )
+    shown.print(table)
+    shown.print("Their options: regard trials --json", style="dim", highlight=False)
+
+
+def show_league(table: pd.DataFrame) -> None:
+    """A row for each method; in a narrow terminal only what methods are judged by, intervals on a line of their own."""
+    if shown.width < WIDE:
+        table = table.drop(columns=["family", "stability", "forwards"]).replace(r" \[", "\n[", regex=True)
+    _print_frame(table)
+
+
+def _shortened(cell: Any) -> str:
+    return "–" if cell is None or cell != cell else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
 
 
 def _cell(numbers: Iterable[float]) -> str:

@@ -4,16 +4,21 @@ from regard.draw.charts import bars, heads_grid, intervals, token_map
 from regard.draw.maps import image_map
 from regard.draw.page import page
 from regard.draw.picture import Picture
+from regard.draw.plots import heads, histogram, lines, points
 from regard.draw.trees import tree, tree_edges
 from regard.draw.words import shaded_html, shaded_terminal, text_line
 
 __all__ = [
     "Picture",
     "bars",
+    "heads",
     "heads_grid",
+    "histogram",
     "image_map",
     "intervals",
+    "lines",
     "page",
+    "points",
     "shaded_html",
     "shaded_terminal",
     "text_line",

@@ -1,0 +1,62 @@
+"""What `--help` says of each command: what it is for, and examples."""
+
+TRACE_HELP = """Run a model once on your texts and show what each of its attention sites did.
+
+Examples:
+
+* `regard trace --model path/to/classifier --text "a moving film"`
+* `regard trace --model SmolLM2.gguf --text "The capital of France is" --json`
+* `regard trace --model org/name --text "first" --text "second" --over-limit truncate`
+"""
+DOCTOR_HELP = """Find out what regard can do with your model, how exactly, and at what cost. Start here.
+
+The model is traced, differentiated and edited on a text or picture of yours, or on a stand-in. Exit code 1 if something
+does not work.
+
+Examples:
+
+* `regard doctor --model path/to/classifier`
+* `regard doctor --model SmolLM2.gguf --text "The capital of France is" --json`
+* `regard doctor --model path/to/vit --image cat.png`
+"""
+EXPLAIN_HELP = """Attribute a prediction to the words of a text, or the patches of a picture.
+
+Examples:
+
+* `regard explain --model path/to/classifier --text "a moving film" --method grad_rollout --target good`
+* `regard explain --model path/to/encoder --text "a moving film" --method norm --option layers=rollout --html why.html`
+* `regard explain --model SmolLM2.gguf --text "The capital of France is" --method grad_rollout --generate 5`
+* `regard explain --model path/to/classifier --texts reviews.txt --method rollout --json > explanations.jsonl`
+"""
+METHODS_HELP = """List the methods: what each computes, what it needs and costs, and where it was published.
+
+Examples:
+
+* `regard methods`
+* `regard methods --json`
+"""
+COMPARE_HELP = """Put methods side by side on your data: which agree, and which point at words that matter?
+
+Examples:
+
+* `regard compare --model path/to/classifier --data reviews.csv --html comparison.html`
+* `regard compare --model path/to/classifier --data posts.jsonl --method rollout --method leave_one_out`
+* `regard compare --model path/to/classifier --data reviews.csv --method gradient:norm=l2,through_attention=false`
+* `regard compare --planted shortcut`
+"""
+TRIAL_HELP = """Put attention on trial, on your model and data: a claim that can be false, with interval and reference.
+
+Examples:
+
+* `regard trial permutation --model path/to/classifier --data reviews.csv`
+* `regard trial agreement --model path/to/classifier --data reviews.csv --method rollout --html agreement.html`
+* `regard trial adversarial --model path/to/classifier --data reviews.csv --option steps=200 --sites all --json`
+* `regard trial planted --planted keyword --method raw`
+"""
+TRIALS_HELP = """List the trials: what each claims, what it is held against, what it needs, and where it was published.
+
+Examples:
+
+* `regard trials`
+* `regard trials --json`
+"""

@@ -1,0 +1,181 @@
+"""Put an explanation on trial."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+from regard import trials
+from regard.attention.edits import Sites
+from regard.attention.running import must_be_subject
+from regard.cases import FEW, Case
+from regard.catalog import Entry, modules, named
+from regard.data import Dataset, read
+from regard.data.planted import Planted
+from regard.errors import InputError, NotServed, OptionError, whole_numbers
+from regard.explaining import job_for
+from regard.finding import Finding
+from regard.types import How, Subject, Targets
+
+GROUP = "regard.trials"  # of entry points: name = "package.module"
+LEAST = 5  # examples; of fewer there is nothing to say
+log = logging.getLogger("regard")
+
+
+@dataclass(frozen=True)
+class Trial(Entry):
+    """A test that an explanation can fail. What its file declares is described in `regard.trials`."""
+
+    claim: str
+    reference: str
+    criterion: str
+
+
+@lru_cache
+def found() -> dict[str, Trial]:
+    """All trials by name."""
+    return {one.name: one for one in map(_read, modules(trials, GROUP))}
+
+
+def trial_named(name: str) -> Trial:
+    """The trial of that name."""
+    return named("trial", name, found())
+
+
+def trial(
+    subject: Subject,
+    data: Any,
+    name: str,
+    *,
+    method: str | tuple[str, Mapping[str, Any]] | None = None,
+    sites: Sites = "last",
+    target: Targets = None,
+    examples: int | None = 200,
+    how: How | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    **options: Any,
+) -> Finding:
+    """Put attention, and what is made of it, on trial: a claim that can be false, tried on your model and data.
+
+    Args:
+        subject: made by `regard.text`, `regard.pooled` and the like.
+        data: what `regard.data.read` takes, or has read; a planted task.
+        name: a name from `regard.list_trials`.
+        method: the explanation on trial: a name from `regard.list_methods`, or ``(name, options)``; None: "raw".
+            Trials that edit attention itself judge no explanation, and take none.
+        sites: which attention is edited: "last" (the readout's rows, every head), "all", or numbers and names.
+        target: what is explained; None: what is predicted.
+        examples: how many are drawn by lot from the data; None: all.
+        how: how words are removed, as in `leave_one_out`.
+        batch_size: how many examples run together.
+        seed: of everything that is drawn.
+        options: of the trial; unknown ones are refused.
+
+    Example:
+        >>> import regard
+        >>> subject = regard.pooled(regard.models.toys.decisive())
+        >>> texts = ["so so good so", "the plot is awful", "a dull film", "superb and moving", "so bad"] * 8
+        >>> regard.trial(subject, texts, "permutation", n=20).outcome
+        'supported'
+    """
+    must_be_subject(subject)
+    chosen = trial_named(name)
+    wanted = chosen.chosen(options)
+    if (examples is not None and whole_numbers("examples", examples)[0] < 1) or whole_numbers("batch_size", batch_size)[
+        0
+    ] < 1:
+        raise OptionError(f"examples={examples!r} and batch_size={batch_size!r} must be 1 or more.")
+    dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
+    drawn = dataset if examples is None else dataset.sample(examples, seed=seed)
+    if len(drawn) < LEAST:
+        raise InputError(f"data holds {len(drawn)} examples. A trial needs {LEAST} at least, and {FEW} to mean much.")
+    judges = "explanation" in chosen.needs
+    if method is not None and not judges:
+        raise OptionError(f"method={method!r}: {name} edits attention itself and judges no explanation. Leave it out.")
+    by, more = ("raw", {}) if method is None else (method, {}) if isinstance(method, str) else method
+    job = job_for(subject, by, more)
+    if "seed" in job.options and "seed" not in more:
+        job = replace(job, options={**job.options, "seed": seed})
+    case = Case(
+        subject, data, tuple(drawn), dataset.kind, job, sites=sites, target=target, how=how, seed=seed,
+        batch_size=batch_size,
+    )  # fmt: skip
+    _must_serve(chosen, case)
+    result: Finding = chosen.function(case, **wanted)
+    settings = ({"method": by, "options": dict(job.options)} if judges else {"sites": sites}) | {
+        "examples": len(drawn), "of": len(dataset),
+        "seed": seed, "batch_size": batch_size, **wanted, **result.settings,
+    }  # fmt: skip
+    warned = (*_warnings(result, drawn.skipped), *result.warnings)
+    for line in warned:
+        log.warning("%s: %s", name, line)
+    return replace(
+        result, trial=name, claim=chosen.claim, cite=chosen.cite, criterion=chosen.criterion, settings=settings,
+        warnings=warned,
+    )  # fmt: skip
+
+
+def list_trials() -> pd.DataFrame:
+    """A row for each trial: its name, its claim, what it is held against, what it needs, and its paper.
+
+    Example:
+        >>> import regard
+        >>> "permutation" in set(regard.list_trials()["name"])
+        True
+    """
+    rows = [
+        {
+            "name": one.name, "claim": one.claim, "reference": one.reference, "criterion": one.criterion,
+            "needs": ", ".join(one.needs), "paper": one.cite, "options": ", ".join(one.options),
+        }
+        for one in found().values()
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _must_serve(chosen: Trial, case: Case) -> None:
+    """Refuse what the data or the model does not have."""
+    if "classes" in chosen.needs:
+        case.must_decide(chosen.name)
+    for what, missing in (
+        ("labels", sum(one.label is None for one in case.examples)),
+        ("rationales", sum(one.rationale is None for one in case.examples)),
+    ):
+        if what in chosen.needs and missing:
+            raise InputError(
+                f"{chosen.name} needs {what}, and {missing} of {len(case.examples)} examples have none. Name the "
+                f"column that holds them: regard.data.read(…, {what.removesuffix('s')}=…)."
+            )
+    if not case.subject.predicts and case.target is None:
+        raise NotServed(f"{chosen.name}: the model has no classes. Pass target=, such as subject.similarity(text).")
+
+
+def _warnings(result: Finding, skipped: Sequence[Any]) -> list[str]:
+    interval, lines = result.interval, []
+    if interval.n < FEW:
+        width = interval.high - interval.low
+        lines.append(f"only {interval.n} examples: the interval is {width:.3g} wide, and itself uncertain below {FEW}.")
+    if interval.undefined:
+        lines.append(f"{interval.undefined} examples leave the statistic undefined, and are not in it.")
+    said = [*result.values["predicted"].unique()] if "predicted" in result.values else []
+    if len(said) == 1:
+        lines.append(f"all examples are predicted as {said[0]!r}: nothing is known about other classes.")
+    if result.failed:
+        lines.append(f"{len(result.failed)} examples failed, and are not in it: {', '.join([*result.failed][:5])}.")
+    if skipped:
+        lines.append(f"{len(skipped)} rows of the data could not be used.")
+    return lines
+
+
+def _read(module: ModuleType) -> Trial:
+    name = module.__name__.rsplit(".", 1)[-1]
+    return Trial(
+        name, tuple(module.NEEDS), module.CITE, getattr(module, name), module.CLAIM, module.REFERENCE, module.CRITERION
+    )

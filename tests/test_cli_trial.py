@@ -1,0 +1,100 @@
+"""`regard trial` and `regard trials`: what they print, what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard import cli
+from regard.cli import app
+from regard.data.planted import plant
+from regard.subjects.scratch import scratch_text
+from regard.training import fit
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A small trained BERT in a folder, with its tokenizer and data."""
+    made = plant("keyword", train=400, test=40, undecided=0.2)
+    subject = scratch_text(made.train.inputs(), ["negative", "positive"])
+    fit(subject, made.train, epochs=3)
+    folder = tmp_path_factory.mktemp("classifier")
+    subject.model.save_pretrained(folder)
+    subject.tokenizer.save_pretrained(folder)
+    made.test.frame().to_json(folder / "data.jsonl", orient="records", lines=True)
+    return folder
+
+
+def run(*args):
+    return CliRunner().invoke(app, [*map(str, args)], terminal_width=200)
+
+
+def test_a_trial_prints_its_claim_its_outcome_and_its_references(classifier, tmp_path):
+    page, file = tmp_path / "page.html", tmp_path / "finding.json"
+    result = run("trial", "permutation", "--model", classifier, "--data", classifier / "data.jsonl",
+                 "--option", "n=10", "--sites", "all", "--html", page, "--save", file)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = regard.load_finding(file)
+    for part in (found.claim, found.outcome, *found.reference):
+        assert part in " ".join(result.stdout.split())
+    assert found.settings["n"] == 10
+    assert [one["site"] for one in found.settings["edited"]] == [
+        f"bert.encoder.layer.{layer}.attention.self" for layer in range(2)
+    ]
+    assert found.claim in page.read_text()
+
+
+def test_json_of_an_explanation_with_options(classifier):
+    result = run("trial", "comprehensiveness", "--model", classifier, "--data", classifier / "data.jsonl", "--json",
+                 "--method", "gradient:norm=l2", "--examples", 35, "--seed", 2)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["settings"]["method"] == "gradient"
+    assert found["settings"]["options"]["norm"] == "l2"
+    assert found["settings"]["examples"] == 35
+    assert len(found["values"]["rows"]) == 35
+    assert found["outcome"] in ("supported", "not supported", "inconclusive")
+
+
+def test_a_single_site_by_number(classifier):
+    result = run("trial", "permutation", "--model", classifier, "--data", classifier / "data.jsonl", "--json",
+                 "--option", "n=5", "--sites", "0")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (edited,) = json.loads(result.stdout)["settings"]["edited"]
+    assert edited["site"] == "bert.encoder.layer.0.attention.self"
+
+
+def test_trials_are_listed():
+    result = run("trials")
+    assert result.exit_code == 0
+    rows = json.loads(run("trials", "--json").stdout)
+    assert {row["name"] for row in rows} == set(regard.list_trials()["name"])
+    for row in rows:
+        assert row["name"] in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["permutaton", "--planted", "keyword"], "Did you mean 'permutation'"),
+        (["permutation", "--planted", "keyword", "--option", "number=3"], "number=3: permutation has no such option"),
+        (["permutation", "--planted", "keyword", "--option", "n"], "is not name=value"),
+        (["permutation", "--planted", "keywords"], "task='keywords'"),
+        (["permutation"], "pass --model and --data, or --planted alone"),
+        (["permutation", "--planted", "keyword", "--html", "page.txt"], "must end in .html"),
+        (["permutation", "--planted", "keyword", "--save", "page.txt"], "must end in .json"),
+        (["permutation", "--model", "x", "--data", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(args, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["regard", "trial", *args])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
