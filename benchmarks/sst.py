@@ -1,12 +1,13 @@
-"""Jain & Wallace on the Stanford Sentiment Treebank: does attention agree with gradients and leave-one-out?
+"""Jain & Wallace, and Serrano & Smith, on the Stanford Sentiment Treebank: their experiments as trials.
 
-    make bench-sst                      5 seeds, with and without GloVe (20 minutes)
-    python benchmarks/sst.py --seeds 1
+    make bench-sst                                  5 seeds, with and without GloVe
+    python benchmarks/sst.py --seeds 1 --adversarial 100
 
-A BiLSTM with additive attention is trained as they did (protocol §1.1–1.3), and explained on the test sentences of more
-than five words. Kendall's τ-b is computed for each sentence: attention – gradient (with detached weights), attention –
-leave-one-out, gradient – leave-one-out; over all, and by predicted class. Published: their table 2 (BiLSTM, fastText),
-and the results that are committed in their repository.
+A BiLSTM with additive attention is trained as Jain & Wallace did (protocol §1.1–1.3), and tried on the test sentences
+of more than five words. For each seed: `agreement` (Kendall's τ of attention, gradient with detached weights,
+leave-one-out), `permutation` (100 of them), `adversarial` (5 × 500 steps, on the first so many sentences) and
+`erasure`; then how far attention differs between seeds. Published: Jain & Wallace's table 2 (BiLSTM, fastText), what is
+committed in their repository (all), and their figures.
 
 NOTE[DIFF] vectors are GloVe's of 100 dimensions, or random ones of 300, uniform in ±0.25; theirs are fastText's. The
 best epoch is that of the best accuracy on the development set, and three worse ones end it; theirs is by ROC-AUC. Words
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,16 @@ import regard
 from regard.data import Dataset, Example
 
 DATA = Path(__file__).parents[2] / "shared/data"
-PAIRS = (("raw", "gradient"), ("raw", "leave_one_out"), ("gradient", "leave_one_out"))
-OPTIONS: dict[str, dict[str, Any]] = {"raw": {}, "gradient": {"through_attention": False}, "leave_one_out": {}}
-PUBLISHED = {  # class: (τ attention–gradient, τ attention–leave-one-out, τ gradient–leave-one-out)
-    "all": "committed: .351 / .291 / .656", "0": "paper: .40 / .34 / –", "1": "paper: .38 / .33 / –",
+BINS = ("0–0.25", "0.25–0.5", "0.5–0.75", "0.75–1")
+# By what is measured and predicted class: tables 2, graph_outputs (all) and figures of Jain & Wallace.
+PUBLISHED = {
+    "τ(attention, gradient)": {"all": ".351", "0": ".40", "1": ".38"},
+    "τ(attention, leave-one-out)": {"all": ".291", "0": ".34", "1": ".33"},
+    "τ(gradient, leave-one-out)": {"all": ".656"},
+    **{f"permutation, median Δŷ, max α in {weights}": dict(zip("01", row, strict=True)) for weights, row in zip(
+        BINS, ((".027", ".032"), (".047", ".035"), (".079", ".062"), (".107", "–")), strict=True)},
+    "adversarial, mean ε-max JSD": {"0": ".480", "1": ".493"},
+    "adversarial, share with JSD > 0.6": {"0": ".13", "1": ".17"},
 }  # fmt: skip
 console = Console()
 
@@ -69,60 +77,88 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=1e-3, amsgrad=True)
 
 
-def correlations(subject: Any, test: Dataset) -> pd.DataFrame:
-    """A row for each sentence: its predicted class, and τ of each pair."""
-    texts = test.inputs()
-    scores, classes = {}, []
-    for method, options in OPTIONS.items():
-        whys = regard.explain(subject, texts, method=method, batch_size=64, **options)
-        scores[method] = [why.scores[1:-1] for why in whys]  # without the marks of start and end
-        classes = [why.target for why in whys]
-    rows = [
-        {"class": said} | {f"{a} – {b}": regard.measures.kendall(scores[a][i], scores[b][i]).value for a, b in PAIRS}
-        for i, said in enumerate(classes)
-    ]
+def measured(subject: Any, test: Dataset, seed: int, adversarial: int) -> pd.DataFrame:
+    """A row for each number: what it is, of which predicted class, and its value."""
+    asked: Any = {"examples": None, "batch_size": 128, "seed": seed}
+    agreement, permutation, erasure = (
+        regard.trial(subject, test, name, **asked) for name in ("agreement", "permutation", "erasure")
+    )
+    other = regard.trial(subject, Dataset.of(list(test)[:adversarial]), "adversarial", **asked)
+    rows = []
+    for which in ("all", "0", "1"):
+        of = {
+            one.trial: one.values if which == "all" else one.values.query(f"predicted == '{which}'")
+            for one in (agreement, permutation, erasure, other)
+        }
+        columns = {
+            "τ(attention, gradient)": of["agreement"]["tau_gradient"],
+            "τ(attention, leave-one-out)": of["agreement"]["tau_leave_one_out"],
+            "τ(gradient, leave-one-out)": of["agreement"]["ceiling"],
+            "adversarial, mean ε-max JSD": of["adversarial"]["epsilon_max_jsd"],
+            "adversarial, share with JSD > 0.6": of["adversarial"]["epsilon_max_jsd"] > 0.6,
+        } | {
+            f"erasure, share removed until the decision flips, by {order}": of["erasure"][order]
+            for order in ("gradient", "attention_gradient", "attention", "random")
+        }  # fmt: skip
+        rows += [{"what": name, "class": which, "value": values.mean()} for name, values in columns.items()]
+        for weights in BINS:
+            some = of["permutation"].query(f"bin == '{weights}'")["moved"]
+            name = f"permutation, median Δŷ, max α in {weights}"
+            rows.append({"what": name, "class": which, "value": some.median() if len(some) >= 10 else np.nan})
     return pd.DataFrame(rows)
+
+
+def between(maps: list[list[Any]]) -> str:
+    """How far attention differs between seeds."""
+    pairs = [
+        regard.measures.jsd(x, y).item()
+        for one, other in combinations(maps, 2)
+        for x, y in zip(one, other, strict=True)
+    ]
+    return f"mean {np.mean(pairs):.3f}, 95th percentile {np.percentile(pairs, 95):.3f}" if pairs else "one seed only"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--adversarial", type=int, default=500, help="sentences for the adversaries")
     asked = parser.parse_args()
     if not (DATA / "sst").exists():
         console.print(f"{DATA / 'sst'} is not there: nothing to measure.")
         return
     train, dev, test = (sentences(split) for split in ("train", "dev", "test"))
-    names = [f"{a} – {b}" for a, b in PAIRS]
     for glove in (False, True):
-        found = []
+        found, maps, accuracies = [], [], []
         for seed in range(asked.seeds):
             subject = subject_for(train, seed, glove=glove)
-            history = regard.fit(
-                subject, train, validation=dev, epochs=asked.epochs, patience=3, optimizer=optimizer, seed=seed
-            )
+            fitted: Any = {"validation": dev, "epochs": asked.epochs, "patience": 3, "optimizer": optimizer}
+            history = regard.fit(subject, train, seed=seed, **fitted)
             best = int(history["validation"].argmax())
-            frame = correlations(subject, test)
-            right = np.mean([said == one.label for said, one in zip(frame["class"], test, strict=True)])
-            console.print(f"glove={glove} seed {seed}: best epoch {best}, test accuracy {right:.3f}, "
-                          + ", ".join(f"{name} {frame[name].mean():.3f}" for name in names))  # fmt: skip
-            found.append(frame.assign(seed=seed, accuracy=right))
-        every = pd.concat(found)
+            frame = measured(subject, test, seed, asked.adversarial)
+            whys = regard.explain(subject, test.inputs(), method="raw", batch_size=128)
+            maps.append([why.scores[1:-1] / why.scores[1:-1].sum() for why in whys])
+            accuracies.append(np.mean([why.target == one.label for why, one in zip(whys, test, strict=True)]))
+            console.print(f"glove={glove} seed {seed}: best epoch {best}, test accuracy {accuracies[-1]:.3f}")
+            found.append(frame.assign(seed=seed))
+        every = pd.concat(found).groupby(["what", "class"], sort=False)["value"].agg(["mean", "std"])
         vectors = "GloVe, 100" if glove else "random, 300"
         table = Table(
-            title=f"SST, BiLSTM, {vectors} dimensions: mean τ ± sd over {asked.seeds} seeds (sd over sentences)"
+            title=f"SST, BiLSTM, {vectors} dimensions, {len(test)} sentences: mean over {asked.seeds} seeds ± sd, and "
+            f"[published]; accuracy {np.mean(accuracies):.3f}"
         )
-        for column in ("predicted", *names, "published"):
+        for column in ("", "all", "predicted 0", "predicted 1"):
             table.add_column(column)
-        for which in ("all", "0", "1"):
-            part = every if which == "all" else every[every["class"] == which]
+        for what in every.index.unique("what"):
             cells = []
-            for name in names:
-                means = part.groupby("seed")[name].mean()
-                undefined = f", {int(part[name].isna().sum())} undefined" if part[name].isna().any() else ""
-                cells.append(f"{means.mean():.3f} ± {means.std(ddof=0):.3f} ({part[name].std():.3f}{undefined})")
-            table.add_row(which, *cells, PUBLISHED[which])
+            for which in ("all", "0", "1"):
+                mean, deviation = every.loc[(what, which)]
+                published = PUBLISHED.get(what, {}).get(which)
+                cell = "–" if np.isnan(mean) else f"{mean:.3f} ± {0 if np.isnan(deviation) else deviation:.3f}"
+                cells.append(cell + (f" \\[{published}]" if published else ""))
+            table.add_row(what, *cells)
         console.print(table)
+        console.print(f"attention between seeds, JSD: {between(maps)}")
 
 
 if __name__ == "__main__":

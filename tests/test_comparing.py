@@ -13,9 +13,9 @@ import torch
 import regard
 from regard import catalog, errors
 from regard.cases import on_words, truth_on
-from regard.comparison import Numbers, agreements, summarise
+from regard.comparison import Numbers, summarise
 from regard.data import Dataset, Example
-from regard.measures import agreement, kendall
+from regard.measures import agreement, agreements, kendall
 from regard.rationales import auprc, ranked
 
 TEXTS = [

@@ -114,8 +114,8 @@ class Case:
         """What a change of a regression is divided by: the standard deviation of what the model says."""
         if self.head != "regression":
             return 1.0
-        said = [float(value) for part in self.parts() for value in part.trace.output[:, 0]]
-        return float(np.std(said)) or 1.0
+        said, _ = self.each("measuring the spread", lambda part: {"said": part.trace.output[:, 0].tolist()})
+        return float(np.std(said["said"])) or 1.0
 
     def parts(self) -> list[Part]:
         """All examples in batches of like lengths."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from regard import draw
 from regard.errors import OptionError, choose
-from regard.measures import Interval, bootstrap, corrected, membership, paired, permutation_p
+from regard.measures import agreements, bootstrap, corrected, paired, permutation_p
 from regard.progress import Counter
 from regard.rationales import auprc_by_chance, auprc_by_lot
 
@@ -214,7 +214,7 @@ def summarise(
             _judge(league, name, per_example[name], seed)
     for row in league:
         label = row["method"]
-        row |= _cells("stability", bootstrap(numbers.stability.get(label, [np.nan]), seed=seed))
+        row |= bootstrap(numbers.stability.get(label, [np.nan]), seed=seed).cells("stability")
         row["forwards"] = numbers.forwards.get(label, 0) / len(numbers.ids)
     values = pd.DataFrame([
         {"example": numbers.ids[place], "method": label, **{name: of[label][place] for name, of in per_example.items()}}
@@ -222,8 +222,8 @@ def summarise(
     ])  # fmt: skip
     curves = [
         {"method": label, "share": share}
-        | _cells("comprehensiveness", bootstrap(np.array(numbers.comprehensiveness[label])[:, place], seed=seed))
-        | _cells("sufficiency", bootstrap(np.array(numbers.sufficiency[label])[:, place], seed=seed))
+        | bootstrap(np.array(numbers.comprehensiveness[label])[:, place], seed=seed).cells("comprehensiveness")
+        | bootstrap(np.array(numbers.sufficiency[label])[:, place], seed=seed).cells("sufficiency")
         for label in numbers.scores
         for place, share in enumerate(settings["bins"])
     ]
@@ -257,38 +257,8 @@ def _judge(league: list[dict[str, Any]], name: str, values: Mapping[str, Array],
         own = bounds[row["method"]]
         ahead = [one for one in bounds.values() if (one.low > own.high if sign > 0 else one.high < own.low)]
         apart = paired(sign * values[row["method"]], sign * values["random"], seed=seed)
-        row |= _cells(name, own)
+        row |= own.cells(name)
         row |= {f"{name}_place": 1 + len(ahead), f"{name}_beats_random": bool(apart.low > 0), f"{name}_p": p}
-
-
-def _cells(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def agreements(scores: Array) -> dict[str, Array]:
-    """`measures.agreement` of every two rows of ``(method, word)`` at once: ``(method, method)`` for each measure.
-
-    With s_ij = sign(x_i − x_j), Kendall's τ-b is ⟨s, s'⟩ / √(⟨s, s⟩⟨s', s'⟩): one matrix product for all methods. In
-    the weighted one the pair of words i, j counts w_i + w_j, w being the mean share of both methods' scores.
-    """
-    count, size = scores.shape
-    shares = scores / np.maximum(scores.sum(-1, keepdims=True), np.finfo(float).tiny)
-    plain, weighted, ties = (np.zeros((count, count)) for _ in range(3))
-    for word in range(size):
-        signs = np.sign(scores[:, [word]] - scores[:, word + 1 :])
-        weights = shares[:, [word]] + shares[:, word + 1 :]
-        plain += signs @ signs.T
-        weighted += (weights * signs) @ signs.T
-        ties += weights @ (signs**2).T
-    apart = (np.diag(ties)[:, None] + ties.T) / 2  # of a row's own pairs, with the weights of both
-    k = max(1, math.ceil(size / 5))
-    inside = np.stack([membership(one, k) for one in scores])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return {
-            "tau": plain / np.sqrt(np.outer(np.diag(plain), np.diag(plain))),
-            "top_k": inside @ inside.T / k,
-            "weighted": (weighted + weighted.T) / 2 / np.sqrt(apart * apart.T),
-        }
 
 
 def _agreements(numbers: Numbers, shown: set[str], seed: int) -> tuple[pd.DataFrame, list[dict[str, Any]]]:

@@ -29,6 +29,7 @@ Each message names the argument, echoes the value and says the next step.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -145,3 +146,11 @@ def whole_numbers(name: str, value: Any) -> list[int]:
     if any(isinstance(number, bool) for number in listed) or not numbers:
         raise OptionError(f"{name}={value!r} must be a whole number, or several. A mask is none: pass its numbers.")
     return numbers
+
+
+def at_least_one(name: str, value: Any, most: float = math.inf) -> int:
+    """A whole number from 1 on, up to ``most``."""
+    (count,) = whole_numbers(name, value)
+    if not 1 <= count <= most:
+        raise OptionError(f"{name}={count} must be at least 1" + f" and at most {most}." * (most < math.inf))
+    return count

@@ -93,8 +93,11 @@ class Finding:
         if which is None and self.charts:
             which = next(iter(self.charts))
         if which is None or (which == "levels" and "levels" not in self.charts):
-            levels = {self.about: self.interval, **self.reference}
+            every = {self.about: self.interval, **self.reference}
+            levels = {name: one for name, one in every.items() if not math.isnan(one.value)}
             ends = [[getattr(one, end) for one in levels.values()] for end in ("value", "low", "high")]
+            if not levels:
+                raise OptionError(f"there is nothing to draw: {self.sentence}")
             return draw.intervals([*levels], *ends, title=self.trial, caption=self.claim)
         choose("which", which, (*self.charts, "levels"))
         chart = dict(self.charts[which])

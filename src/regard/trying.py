@@ -159,7 +159,9 @@ def _must_serve(chosen: Trial, case: Case) -> None:
 
 def _warnings(result: Finding, skipped: Sequence[Any]) -> list[str]:
     interval, lines = result.interval, []
-    if interval.n < FEW:
+    if not interval.n:
+        lines.append("no example defines the statistic.")
+    elif interval.n < FEW:
         width = interval.high - interval.low
         lines.append(f"only {interval.n} examples: the interval is {width:.3g} wide, and itself uncertain below {FEW}.")
     if interval.undefined:

@@ -6,12 +6,14 @@ The user's own model is never written to.
 from __future__ import annotations
 
 import copy
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
@@ -30,7 +32,7 @@ DROPPED: dict[type[nn.Module], int] = {nn.Dropout: 1, nn.Dropout1d: 2, nn.Dropou
 
 @dataclass(frozen=True)
 class Layer:
-    """What runs after one attention site and before the next.
+    """What runs after one attention site and before another.
 
     Args:
         name: its first module … its last.
@@ -41,8 +43,10 @@ class Layer:
     parameters: tuple[str, ...]
 
 
-def layers(subject: Subject, batch: Batch) -> list[Layer]:
+def layers(subject: Subject, batch: Batch, most: int = sys.maxsize) -> list[Layer]:
     """All parameters of a model, cut between attention sites by when they are used; the bottom first.
+
+    Where there would be more than ``most``, neighbours are one layer.
 
     A parameter belongs to the last call of the module that owns it, or of the nearest module around it that is called;
     what several modules share, to the last of them; what only the model itself owns, to the bottom.
@@ -67,9 +71,9 @@ def layers(subject: Subject, batch: Batch) -> list[Layer]:
             owner = owner.rpartition(".")[0]
         entry = (calls[id(module)], order[id(module)], owner or type(model).__name__, once[id(parameter)])
         found[id(parameter)] = max(entry, found.get(id(parameter), entry))
-    cut = []
-    for sites in sorted({entry[0] for entry in found.values()}):
-        inside = sorted(entry for entry in found.values() if entry[0] == sites)
+    cut, every = [], sorted({entry[0] for entry in found.values()})
+    for sites in np.array_split(every, min(most, len(every))):
+        inside = sorted(entry for entry in found.values() if entry[0] in sites)
         ends = dict.fromkeys((inside[0][2], inside[-1][2]))
         cut.append(Layer(" … ".join(ends), tuple(entry[3] for entry in inside)))
     return cut
@@ -194,4 +198,5 @@ def dropping(modules: Mapping[str, nn.Module], seed: Seed) -> Iterator[None]:
 
 
 def _seeded(seed: Seed, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    plain = name.replace("_orig_mod.", "")  # a compiled model is given the same
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {plain}".encode()))

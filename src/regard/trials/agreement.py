@@ -1,0 +1,149 @@
+"""Does the explanation rank words as gradients and leaving words out do?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+from regard import measures
+from regard.cases import Case, Part
+from regard.errors import InputError, OptionError
+from regard.finding import Finding, above, level, said
+from regard.measures import bootstrap
+
+CLAIM = "The explanation ranks words as references do: at least half as alike as two references rank them."
+REFERENCE = "Half of how alike gradient and leave_one_out rank words, and how alike random numbers do."
+CITE = "jain2019attention"
+CRITERION = "consistent"
+NEEDS = ("explanation",)
+REFERENCES = ("gradient", "leave_one_out")
+PAIRS = {
+    "gradient": ("method", "gradient"), "leave_one_out": ("method", "leave_one_out"), "ceiling": REFERENCES,
+    "random_gradient": ("random", "gradient"), "random_leave_one_out": ("random", "leave_one_out"),
+}  # fmt: skip
+SIGNIFICANT = 0.05
+DRAWS = 500  # of examples, for rankings of all of them together
+
+
+def agreement(case: Case, *, through_attention: bool = False) -> Finding:
+    """Kendall's τ of the sizes of scores with those of gradient and leave_one_out, beside the τ of these two.
+
+    NOTE[DIFF] Jain & Wallace let an undefined τ make the mean undefined; here it is counted and left out.
+
+    Args:
+        case: what is on trial.
+        through_attention: False: attention is a constant for the gradient, as Jain & Wallace have it.
+    """
+    if not isinstance(through_attention, bool):
+        raise OptionError(f"through_attention={through_attention!r} must be True or False.")
+    name = case.job.method.name
+    judged = [one for one in REFERENCES if one != name]  # with itself it would agree
+    varied: set[str] = set()
+    how: list[str] = []
+
+    def work(part: Part) -> dict[str, Sequence[Any]]:
+        how[:] = [part.how]
+        jobs = {
+            "method": case.job, "gradient": case.ask("gradient", through_attention=through_attention),
+            "leave_one_out": case.ask("leave_one_out", how=part.how), "random": case.lots(1)["random 1"],
+        }  # fmt: skip
+        sizes = {who: [np.abs(one) for one in scores] for who, scores in part.scores(jobs).items()}
+        varied.update(who for who, some in sizes.items() if any(np.ptp(one) for one in some))
+        columns: dict[str, Sequence[Any]] = {}
+        for pair, (one, other) in PAIRS.items():
+            found = [measures.agreement(x, y) for x, y in zip(sizes[one], sizes[other], strict=True)]
+            columns |= {_column(measure, pair): [row[measure] for row in found] for measure in found[0]}
+        words = [features.words for features in part.features]
+        sized = [
+            {who: dict(zip(of, some[at], strict=True)) for who, some in sizes.items()} for at, of in enumerate(words)
+        ]
+        return columns | {"sizes": sized}
+
+    values, failed = case.each("ranking words", work)
+    sizes = values.pop("sizes")
+    for who in ("method", *REFERENCES):
+        if who not in varied:
+            label = name if who == "method" else who
+            raise InputError(f"{label} gives all words of an example the same score, in every example: it ranks none.")
+    values["tau"], values["random"] = (
+        values[[f"{of}_{one}" for one in judged]].mean(axis=1, skipna=False) for of in ("tau", "random")
+    )
+    interval, ceiling, random = (bootstrap(values[one], seed=case.seed) for one in ("tau", "ceiling", "random"))
+    margin = above(interval, ceiling.value / 2)
+    supported: bool | None = None
+    yardstick = ceiling.low > random.high
+    if yardstick and margin.low >= 0 and interval.low > random.high:
+        supported = True
+    elif yardstick and margin.high < 0:
+        supported = False
+    titles = {pair: " – ".join(name if one == "method" else one for one in both) for pair, both in PAIRS.items()}
+    tables = {"pairs": _pairs(values, titles, case.seed), "by class": _by_class(values, titles)}
+    if case.kind == "table":
+        tables["global"] = _global([*sizes], titles, case.seed)
+    sentence = (
+        f"{name} ranks words as {' and '.join(judged)} with Kendall's τ {said(interval)}, mean of {interval.n} examples"
+        + "; with itself it is not compared" * (len(judged) < 2)
+        + f". These references agree with each other by {said(ceiling)}, half of which is asked for, and with random "
+        f"numbers by {said(random)}."
+        + (not yardstick)
+        * " They agree with each other no better than with those, so there is no yardstick."
+    )
+    return Finding(
+        "agreement", "Kendall's τ", interval, margin, supported, sentence, values,
+        reference={"ceiling": ceiling, "half the ceiling": level(ceiling.value / 2), "random": random}, failed=failed,
+        tables=tables, charts={"τ by class": {"kind": "histogram", "x": "tau", "by": "predicted"}},
+        settings={"how": how[0]},
+    )  # fmt: skip
+
+
+def _column(measure: str, pair: str) -> str:
+    return pair if measure == "tau" and pair not in REFERENCES else f"{measure}_{pair}"
+
+
+def _significant(p: pd.Series[float]) -> float:
+    return float((p.dropna() <= SIGNIFICANT).mean())
+
+
+def _pairs(values: pd.DataFrame, titles: Mapping[str, str], seed: int) -> pd.DataFrame:
+    """A row for each pair and measure."""
+    rows = []
+    for pair, title in titles.items():
+        for measure in ("tau", "top_k", "weighted"):
+            row = {"pair": title, "measure": measure, **asdict(bootstrap(values[_column(measure, pair)], seed=seed))}
+            rows.append(row | ({"significant": _significant(values[f"p_{pair}"])} if measure == "tau" else {}))
+    return pd.DataFrame(rows)
+
+
+def _by_class(values: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
+    """Jain & Wallace's table: mean, standard deviation and share that is significant, by predicted class."""
+    rows = []
+    for label, some in values.groupby("predicted"):
+        for pair, title in titles.items():
+            tau = some[_column("tau", pair)]
+            row = {"predicted": label, "pair": title, "tau": tau.mean(), "deviation": tau.std(ddof=0)}
+            rows.append(row | {"significant": _significant(some[f"p_{pair}"]), "n": tau.count()})
+    return pd.DataFrame(rows)
+
+
+def _global(sizes: Sequence[Mapping[str, Mapping[str, float]]], titles: Mapping[str, str], seed: int) -> pd.DataFrame:
+    """Spearman's ρ of the columns' mean sizes; intervals are over the examples, drawn again."""
+    count = len(sizes)
+    # How often each example is there: once, and as often as it is drawn. (draw, example) @ (example, column)
+    times = np.vstack([np.ones(count), np.random.default_rng(seed).multinomial(count, [1 / count] * count, DRAWS)])
+    ranks = {}
+    for who in sizes[0]:
+        means = times @ pd.DataFrame([one[who] for one in sizes]).fillna(0.0).to_numpy() / count
+        ranks[who] = rankdata(means, axis=1) - (means.shape[1] + 1) / 2
+    rows = []
+    for pair, title in titles.items():
+        x, y = (ranks[who] for who in PAIRS[pair])
+        with np.errstate(invalid="ignore"):  # columns that are all alike have no order
+            found = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
+        low, high = np.quantile(found[1:][~np.isnan(found[1:])], [0.025, 0.975])
+        rows.append({"pair": title, "spearman": found[0], "low": low, "high": high, "n": count})
+    return pd.DataFrame(rows)

@@ -1,0 +1,156 @@
+"""Rankings against Jain & Wallace's gradient and leave-one-out, written out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers as hf
+from polar import KINDS, LONG, Literal, bert, examples, of_kind, toy
+from scipy import stats
+
+import regard
+from regard import catalog, errors
+from regard.data import Dataset, Example
+from regard.types import Scores
+
+
+def constant_attention(module, query, key, value, attention_mask, scaling, **_):
+    """Weights that no gradient passes through."""
+    scores = query @ key.mT * scaling
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1).detach()
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+hf.AttentionInterface.register("constant", constant_attention)
+
+
+def test_supported_where_attention_is_the_decision():
+    found = regard.trial(toy("decisive"), examples(), "agreement")
+    assert found.supported is True
+    assert found.statistic > 0.9
+    assert found.interval.low > found.reference["random"].high
+    assert found.margin.value == pytest.approx(found.statistic - found.reference["ceiling"].value / 2)
+    assert found.criterion == "consistent"
+
+
+def test_not_supported_where_attention_is_irrelevant():
+    found = regard.trial(toy("irrelevant"), examples(), "agreement")
+    assert found.supported is False
+    assert found.interval.high < found.reference["half the ceiling"].value
+
+
+def test_no_verdict_where_the_references_do_not_agree(tokenizer):
+    found = regard.trial(regard.text(bert(tokenizer), tokenizer), examples(12), "agreement")
+    assert found.reference["ceiling"].low <= found.reference["random"].high
+    assert found.supported is None
+    assert "no yardstick" in found.sentence
+
+
+def test_against_gradient_and_leave_one_out_written_out(tokenizer):
+    model = bert(tokenizer)
+    data = examples(8, more=LONG)
+    found = regard.trial(regard.text(model, tokenizer), data, "agreement", batch_size=3)
+    for one, row in zip(data, found.values.to_dict(orient="records"), strict=True):
+        literal = Literal(model, tokenizer, one.input)
+        raw, pieces = literal.raw(), literal.pieces
+        # g_t = |Σ_d ∂ŷ/∂x_td · x_td|, attention detached
+        x = model.get_input_embeddings()(torch.tensor([literal.ids])).detach().requires_grad_()
+        model.set_attn_implementation("constant")
+        model(inputs_embeds=x).logits[0].softmax(-1)[literal.said].backward()
+        model.set_attn_implementation("sdpa")
+        model.zero_grad()
+        tokens = (x.grad * x)[0].sum(-1).abs()
+        gradient = [tokens[some].sum().item() for some in pieces]
+        # ½ Σ |ŷ without t − ŷ|
+        left = [np.abs(literal.without([word]) - literal.before).sum() / 2 for word in range(len(pieces))]
+        for pair, x, y in (
+            ("tau_gradient", raw, gradient),
+            ("tau_leave_one_out", raw, left),
+            ("ceiling", gradient, left),
+        ):
+            tau = stats.kendalltau(x, y)
+            assert row[pair] == pytest.approx(tau.statistic, abs=1e-9)
+            assert row[f"p_{pair.removeprefix('tau_')}"] == pytest.approx(tau.pvalue, abs=1e-9)
+        assert row["tau"] == pytest.approx((row["tau_gradient"] + row["tau_leave_one_out"]) / 2)
+        k = math.ceil(len(pieces) / 5)
+        top = {*np.argsort(gradient)[-k:].tolist()} & {*np.argsort(raw)[-k:].tolist()}
+        assert row["top_k_gradient"] == len(top) / k
+    through = regard.trial(regard.text(model, tokenizer), data, "agreement", through_attention=True)
+    assert (through.values["tau_gradient"] != found.values["tau_gradient"]).any()
+    assert through.values["tau_leave_one_out"].tolist() == pytest.approx(found.values["tau_leave_one_out"].tolist())
+
+
+def test_the_tables_say_what_the_values_say():
+    found = regard.trial(toy("decisive"), examples(), "agreement")
+    pairs = found.tables["pairs"].set_index(["pair", "measure"])
+    assert pairs.loc[("raw – gradient", "tau"), "significant"] == (found.values["p_gradient"] <= 0.05).mean()
+    assert pairs.loc[("gradient – leave_one_out", "tau"), "value"] == pytest.approx(found.reference["ceiling"].value)
+    assert pairs.loc[("raw – gradient", "top_k"), "value"] == pytest.approx(found.values["top_k_gradient"].mean())
+    assert pairs.loc[("random – gradient", "weighted"), "n"] == 40
+    some = found.values.query("predicted == 'negative'")
+    row = found.tables["by class"].set_index(["predicted", "pair"]).loc[("negative", "raw – leave_one_out")]
+    assert row["tau"] == pytest.approx(some["tau_leave_one_out"].mean())
+    assert row["deviation"] == pytest.approx(some["tau_leave_one_out"].std(ddof=0))
+    assert row["significant"] == (some["p_leave_one_out"] <= 0.05).mean()
+    assert row["n"] == len(some)
+    assert "global" not in found.tables
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_subject_in_any_batches(kind, tokenizer):
+    subject, data = of_kind(kind, tokenizer)
+    found, again = (regard.trial(subject, data, "agreement", batch_size=size) for size in (12, 5))
+    numbers = [one.values.drop(columns=["example", "predicted"]).to_numpy() for one in (found, again)]
+    np.testing.assert_allclose(*numbers, atol=1e-5)
+    assert len(found.values) == 12
+    assert np.isfinite(found.statistic)
+
+
+def test_tables_have_a_ranking_of_all_examples_together(tokenizer):
+    subject, data = of_kind("table", tokenizer, 30)
+    found = regard.trial(subject, data, "agreement")
+    frame = data.frame()[[*data.columns]]
+    means = {}
+    for name, options in (("raw", {}), ("gradient", {"through_attention": False}), ("leave_one_out", {})):
+        whys = regard.explain(subject, frame, method=name, **options)
+        means[name] = np.mean([np.abs(why.scores[1:]) for why in whys], axis=0)  # without [CLS]
+    for pair, row in found.tables["global"].set_index("pair").iterrows():
+        if "random" not in pair:
+            x, y = pair.split(" – ")
+            assert row["spearman"] == pytest.approx(stats.spearmanr(means[x], means[y]).statistic)
+        assert -1 <= row["low"] <= row["high"] <= 1
+    again = regard.trial(subject, data, "agreement").tables["global"]
+    pd.testing.assert_frame_equal(again, found.tables["global"])
+
+
+def test_a_reference_is_not_compared_with_itself():
+    found = regard.trial(toy("decisive"), examples(), "agreement", method="leave_one_out")
+    np.testing.assert_allclose(found.values["tau_leave_one_out"], 1)
+    assert found.values["tau"].tolist() == found.values["tau_gradient"].tolist()
+    np.testing.assert_allclose(found.values["tau"], found.values["ceiling"])
+    assert "with itself it is not compared" in found.sentence
+
+
+def test_an_explanation_without_an_order_is_counted_or_refused(monkeypatch):
+    subject, data = toy("decisive"), examples()
+    with pytest.raises(errors.InputError, match="uniform gives all words of an example the same score"):
+        regard.trial(subject, data, "agreement", method="uniform")
+    found = regard.trial(subject, Dataset.of([*data, Example("good", id="one")]), "agreement")
+    assert found.interval.undefined == 1
+    assert np.isnan(found.values["tau"].iloc[-1])
+    assert any("1 examples leave the statistic undefined" in line for line in found.warnings)
+    method = catalog.found()["leave_one_out"]
+    nothing = dataclasses.replace(method, function=lambda trace, *, how=None: Scores(0.0 * trace.batch.real))
+    monkeypatch.setitem(catalog.found(), "leave_one_out", nothing)
+    with pytest.raises(errors.InputError, match="leave_one_out gives all words"):
+        regard.trial(subject, data, "agreement")
+
+
+def test_bad_options():
+    with pytest.raises(errors.OptionError, match="through_attention='no' must be True or False"):
+        regard.trial(toy("decisive"), examples(8), "agreement", through_attention="no")
