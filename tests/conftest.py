@@ -10,6 +10,8 @@ import torch
 import transformers
 
 import regard
+from regard.data.planted import plant
+from regard.subjects.scratch import scratch_text
 
 TEXTS = ["a moving film", "dull, and it never ends: an unbelievably overlong movie", "so so"]
 
@@ -57,3 +59,16 @@ def classifier(tokenizer):
         max_position_embeddings=64, id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2},
     )  # fmt: skip
     return transformers.BertForSequenceClassification(config).eval()
+
+
+@pytest.fixture(scope="session")
+def planted_folder(tmp_path_factory):
+    """A small BERT that has learned a planted task, in a folder, with its tokenizer and 40 examples."""
+    made = plant("keyword", train=400, test=40, undecided=0.2)
+    subject = scratch_text(made.train.inputs(), ["negative", "positive"])
+    regard.fit(subject, made.train, epochs=3)
+    folder = tmp_path_factory.mktemp("classifier")
+    subject.model.save_pretrained(folder)
+    subject.tokenizer.save_pretrained(folder)
+    made.test.frame().to_json(folder / "data.jsonl", orient="records", lines=True)
+    return folder

@@ -14,39 +14,22 @@ from regard.cli import app
 METHODS = ["--method", "rollout", "--method", "leave_one_out"]
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    """A small trained BERT in a folder, with its tokenizer."""
-    from regard.data.planted import plant
-    from regard.subjects.scratch import scratch_text
-    from regard.training import fit
-
-    made = plant("keyword", train=400, test=20, undecided=0.2)
-    subject = scratch_text(made.train.inputs(), ["negative", "positive"])
-    fit(subject, made.train, epochs=3)
-    folder = tmp_path_factory.mktemp("classifier")
-    subject.model.save_pretrained(folder)
-    subject.tokenizer.save_pretrained(folder)
-    made.test.frame().to_json(folder / "data.jsonl", orient="records", lines=True)
-    return folder
-
-
 def run(*args):
     return CliRunner().invoke(app, ["compare", *map(str, args)], terminal_width=200)
 
 
-def test_league_agreement_and_disagreement(classifier, tmp_path):
+def test_league_agreement_and_disagreement(planted_folder, tmp_path):
     page = tmp_path / "page.html"
-    result = run("--model", classifier, "--data", classifier / "data.jsonl", *METHODS, "--html", page)
+    result = run("--model", planted_folder, "--data", planted_folder / "data.jsonl", *METHODS, "--html", page)
     assert result.exit_code == 0, result.output
     for part in ("league table", "rollout", "random", "agreement with references", "disagree most", "AUPRC"):
         assert part in result.stdout
     assert "League table" in page.read_text()
 
 
-def test_json_and_options_of_methods(classifier):
+def test_json_and_options_of_methods(planted_folder):
     result = run(
-        "--model", classifier, "--data", classifier / "data.jsonl", "--method", "gradient:norm=l2,through_attention=false",
+        "--model", planted_folder, "--data", planted_folder / "data.jsonl", "--method", "gradient:norm=l2,through_attention=false",
         "--json", "--examples", 5, "--how", "mask",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -90,15 +73,17 @@ def test_a_plain_encoder_needs_something_to_be_similar_to(minilm_path, tmp_path,
     assert json.loads(result.stdout)["settings"]["scalar"] == "logit"
 
 
-def test_rows_that_cannot_be_used_are_named(classifier, tmp_path, monkeypatch, capsys):
+def test_rows_that_cannot_be_used_are_named(planted_folder, tmp_path, monkeypatch, capsys):
     path = tmp_path / "bad.csv"
     path.write_text("text,label\nthe drill fell .,negative\n,positive\n")
-    monkeypatch.setattr("sys.argv", ["regard", "compare", "--model", str(classifier), "--data", str(path), *METHODS])
+    monkeypatch.setattr(
+        "sys.argv", ["regard", "compare", "--model", str(planted_folder), "--data", str(path), *METHODS]
+    )
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2
     assert "row 2" in capsys.readouterr().err
-    result = run("--model", classifier, "--data", path, *METHODS, "--on-bad", "skip")
+    result = run("--model", planted_folder, "--data", path, *METHODS, "--on-bad", "skip")
     assert result.exit_code == 0, result.output
     assert "1 rows of the data could not be used" in " ".join(result.stdout.split())
 

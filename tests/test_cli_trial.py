@@ -10,31 +10,15 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 from regard.cli import app
-from regard.data.planted import plant
-from regard.subjects.scratch import scratch_text
-from regard.training import fit
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    """A small trained BERT in a folder, with its tokenizer and data."""
-    made = plant("keyword", train=400, test=40, undecided=0.2)
-    subject = scratch_text(made.train.inputs(), ["negative", "positive"])
-    fit(subject, made.train, epochs=3)
-    folder = tmp_path_factory.mktemp("classifier")
-    subject.model.save_pretrained(folder)
-    subject.tokenizer.save_pretrained(folder)
-    made.test.frame().to_json(folder / "data.jsonl", orient="records", lines=True)
-    return folder
 
 
 def run(*args):
     return CliRunner().invoke(app, [*map(str, args)], terminal_width=200)
 
 
-def test_a_trial_prints_its_claim_its_outcome_and_its_references(classifier, tmp_path):
+def test_a_trial_prints_its_claim_its_outcome_and_its_references(planted_folder, tmp_path):
     page, file = tmp_path / "page.html", tmp_path / "finding.json"
-    result = run("trial", "permutation", "--model", classifier, "--data", classifier / "data.jsonl",
+    result = run("trial", "permutation", "--model", planted_folder, "--data", planted_folder / "data.jsonl",
                  "--option", "n=10", "--sites", "all", "--html", page, "--save", file)  # fmt: skip
     assert result.exit_code == 0, result.output
     found = regard.load_finding(file)
@@ -47,8 +31,8 @@ def test_a_trial_prints_its_claim_its_outcome_and_its_references(classifier, tmp
     assert found.claim in page.read_text()
 
 
-def test_json_of_an_explanation_with_options(classifier):
-    result = run("trial", "comprehensiveness", "--model", classifier, "--data", classifier / "data.jsonl", "--json",
+def test_json_of_an_explanation_with_options(planted_folder):
+    result = run("trial", "comprehensiveness", "--model", planted_folder, "--data", planted_folder / "data.jsonl", "--json",
                  "--method", "gradient:norm=l2", "--examples", 35, "--seed", 2)  # fmt: skip
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -59,8 +43,8 @@ def test_json_of_an_explanation_with_options(classifier):
     assert found["outcome"] in ("supported", "not supported", "inconclusive")
 
 
-def test_a_single_site_by_number(classifier):
-    result = run("trial", "permutation", "--model", classifier, "--data", classifier / "data.jsonl", "--json",
+def test_a_single_site_by_number(planted_folder):
+    result = run("trial", "permutation", "--model", planted_folder, "--data", planted_folder / "data.jsonl", "--json",
                  "--option", "n=5", "--sites", "0")  # fmt: skip
     assert result.exit_code == 0, result.output
     (edited,) = json.loads(result.stdout)["settings"]["edited"]

@@ -144,7 +144,7 @@ def test_the_frame_has_evidence_references_and_numbers_needed(tmp_path):
     row = judged.frame.set_index("criterion").loc["consistent"]
     assert row["outcome"] == "inconclusive"
     assert row["needed"] == 200
-    assert "random 0.000" in row["references"]
+    assert row["references"] == "random 0"
     assert "agreement: few" in judged.notes
     assert any("different explanations: raw, rollout" in note for note in judged.notes)
     plain = judged.to_dict()

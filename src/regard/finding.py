@@ -17,6 +17,7 @@ from regard.errors import InputError, OptionError, choose
 from regard.measures import Interval
 
 SUITE = "regard.finding/1"
+MOST_ROWS = 50  # of a table on a page
 SAID = {True: "supported", False: "not supported", None: "inconclusive"}
 
 
@@ -104,7 +105,7 @@ class Finding:
         table = self.values if chart.get("table") is None else self.tables[chart["table"]]
         drawn = getattr(draw, chart.pop("kind"))
         chart.pop("table", None)
-        picture: draw.Picture = drawn(table, **{"title": which, "caption": self.claim, **chart})
+        picture: draw.Picture = drawn(table, **{"title": which, "caption": "", **chart})
         return picture
 
     def to_html(self, path: str | Path) -> Path:
@@ -112,10 +113,11 @@ class Finding:
         path = Path(path)
         if path.suffix != ".html":
             raise OptionError(f"path={str(path)!r} must end in .html.")
-        levels: Any = [{"": name, **_cells(one)} for name, one in {self.about: self.interval, **self.reference}.items()]
-        parts: list[tuple[str, Any]] = [(self.outcome, [self.claim, self.sentence, pd.DataFrame(levels)])]
-        parts += [(name, [self.plot(name)]) for name in self.charts]
-        parts += [(name, [table.head(50)]) for name, table in self.tables.items()]
+        both = {self.about: self.interval, **self.reference}
+        levels = [{"": name, "value [95 % interval]": said(one)} for name, one in both.items()]
+        parts: list[tuple[str, Any]] = [(self.outcome, [self.sentence, pd.DataFrame(levels)])]
+        parts += [("Pictures", [self.plot(name) for name in self.charts])] if self.charts else []
+        parts += [(name, [table.head(MOST_ROWS)]) for name, table in self.tables.items()]
         for one in self.shown:
             lines = [
                 draw.text_line(one["words"], scores, title=name, caption=one["caption"])
@@ -125,8 +127,10 @@ class Finding:
         if self.warnings or self.failed:
             troubles = [f"Example {name}: {why}" for name, why in self.failed.items()]
             parts.append(("Before you believe it", [*self.warnings, *troubles]))
+        asked = [{"setting": name, "value": json.dumps(_plain(one))} for name, one in self.settings.items()]
+        parts.append(("Settings", [pd.DataFrame(asked)] if asked else []))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(draw.page(f"Trial: {self.trial}", json.dumps(self.settings, default=str), parts), "utf-8")
+        path.write_text(draw.page(f"Trial: {self.trial}", self.claim, parts), "utf-8")
         return path
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,7 +167,9 @@ def load_finding(path: str | Path) -> Finding:
 
 
 def said(interval: Interval) -> str:
-    """A value with its interval, as it is read."""
+    """A value with its interval, as it is read; a number that is no estimate has none."""
+    if not interval.n and interval.low == interval.high:
+        return f"{interval.value:.3g}"
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
@@ -187,10 +193,6 @@ def below(interval: Interval, most: float) -> Interval:
 def holds(margin: Interval) -> bool | None:
     """Whether a margin is above 0, below 0, or neither."""
     return True if margin.low > 0 else False if margin.high < 0 else None
-
-
-def _cells(interval: Interval) -> dict[str, str]:
-    return {name: f"{getattr(interval, name):.3f}" for name in ("value", "low", "high")}
 
 
 def _plain(value: Any) -> Any:

@@ -157,7 +157,7 @@ class Verdict:
         path = Path(path)
         if path.suffix != ".html":
             raise OptionError(f"path={str(path)!r} must end in .html.")
-        table = self.frame.astype(object).where(self.frame.notna(), "–")
+        table = self.frame[["criterion", "outcome", "trial", "sentence", "needed"]]
         apart = [one.name for one in self.criteria if not one.faithfulness]
         about_people = table["criterion"].isin(apart)
         rules = pd.DataFrame([{"criterion": one.name, "asks": one.asks, "rule": one.rule} for one in self.criteria])
@@ -168,7 +168,7 @@ class Verdict:
             ("What this cannot tell", self.notes),
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(draw.page("Verdict", repr(self), parts), "utf-8")
+        path.write_text(draw.page("Verdict", "A row for each criterion; there is no overall grade.", parts), "utf-8")
         return path
 
 

@@ -21,11 +21,11 @@ SECTIONS = TEMPLATES.from_string("""\
 
 
 TABLE = TEMPLATES.from_string("""\
-<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:.85em;white-space:nowrap">
+<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:.85em;vertical-align:top">
 <tr>{% for name in columns %}<th style="text-align:left;padding:.2em .8em .2em 0">{{ name }}</th>{% endfor %}</tr>
 {% for row in rows %}
-<tr>{% for cell in row %}<td style="padding:.2em .8em .2em 0;border-top:1px solid #8884">{{ cell }}</td>\
-{% endfor %}</tr>
+<tr>{% for cell in row %}<td style="padding:.2em .8em .2em 0;border-top:1px solid #8884;vertical-align:top;\
+{{ "white-space:nowrap" if cell|length < 45 else "min-width:16em" }}">{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </table></div>""")
 
@@ -41,5 +41,12 @@ def _drawn(part: Picture | pd.DataFrame | str) -> Markup:
         return Markup(part.html())
     if isinstance(part, str):
         return Markup('<p class="note">{}</p>').format(plain(part))
-    rows = [[plain(cell) for cell in row] for row in part.itertuples(index=False)]
+    rows = [[_written(cell) for cell in row] for row in part.itertuples(index=False)]
     return Markup(TABLE.render(columns=[plain(name) for name in part.columns], rows=rows))
+
+
+def _written(cell: object) -> str:
+    """A cell as it is read: numbers to four digits, nothing as a dash."""
+    if cell is None or cell != cell:
+        return "–"
+    return f"{cell:.4g}" if isinstance(cell, float) else plain(str(cell))
