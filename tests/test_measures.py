@@ -434,8 +434,8 @@ def test_scores_that_cannot_be_compared_are_refused(measure, x, y, said):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda x: overlap(x, x, k=0), "k=0 must be at least 1 and at most 3"),
-        (lambda x: overlap(x, x, k=4), "k=4 must be at least 1 and at most 3"),
+        (lambda x: overlap(x, x, k=0), "k=0 must be 1 or more, and at most 3"),
+        (lambda x: overlap(x, x, k=4), "k=4 must be 1 or more, and at most 3"),
         (lambda x: top_k_distance(x, x, k=4), "k=4 must be"),
         (lambda x: top_k_distance(x, x, k=1.5), "k=1.5 must be a whole number"),
         (lambda x: top_k_distance(x, x, k=1, penalty=1.1), "penalty=1.1 must be between 0 and 1"),
@@ -443,8 +443,8 @@ def test_scores_that_cannot_be_compared_are_refused(measure, x, y, said):
         (lambda x: agreement(x, x, k=4), "k=4 must be"),
         (lambda x: weighted_kendall(x, x, by="size"), "by='size' is not known"),
         (lambda x: bootstrap(x, level=1), "level=1 must be between 0 and 1"),
-        (lambda x: bootstrap(x, draws=0), "draws=0 must be at least 1"),
-        (lambda x: permutation_p(x, x, draws=0), "draws=0 must be at least 1"),
+        (lambda x: bootstrap(x, draws=0), "draws=0 must be 1 or more"),
+        (lambda x: permutation_p(x, x, draws=0), "draws=0 must be 1 or more"),
         (lambda x: corrected(x, how="sidak"), "how='sidak' is not known"),
     ],
 )

@@ -22,7 +22,7 @@ from regard.catalog import method_named
 from regard.data import Example
 from regard.data.dataset import Kind
 from regard.erasing import BINS, Values, erased, possible
-from regard.errors import EmptyInput, InputError, NonFinite, NotServed, OptionError, TooLong, TrialFailed, whole_numbers
+from regard.errors import EmptyInput, InputError, NonFinite, NotServed, OptionError, TooLong, TrialFailed, at_least_one
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
 from regard.measures import bootstrap
@@ -105,8 +105,7 @@ class Case:
 
     def lots(self, repeats: int) -> dict[str, Job]:
         """The random control so many times, with seeds that the explanation on trial does not have."""
-        if whole_numbers("repeats", repeats)[0] < 1:
-            raise OptionError(f"repeats={repeats!r} must be 1 or more.")
+        at_least_one("repeats", repeats)
         return {f"random {number}": self.ask("random", seed=self.seed + number) for number in range(1, repeats + 1)}
 
     @cached_property

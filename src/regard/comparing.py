@@ -16,7 +16,7 @@ from regard.comparison import Comparison, Numbers, summarise
 from regard.data import Dataset, Example, read
 from regard.data.planted import confirm
 from regard.erasing import BINS, Values, erased, possible
-from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, whole_numbers
+from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, at_least_one
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
 from regard.measures import kendall
@@ -66,8 +66,8 @@ def compare(
         found.to_html("comparison.html")
     """
     must_be_subject(subject)
-    if whole_numbers("examples", examples)[0] < 1 or whole_numbers("batch_size", batch_size)[0] < 1:
-        raise OptionError(f"examples={examples!r} and batch_size={batch_size!r} must be 1 or more.")
+    at_least_one("examples", examples)
+    at_least_one("batch_size", batch_size)
     if not bins or any(not 0 < share <= 1 for share in bins):
         raise OptionError(f"bins={bins!r} must be shares of the words, between 0 and 1.")
     dataset = data if isinstance(data, Dataset) else read(data)

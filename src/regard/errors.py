@@ -150,7 +150,7 @@ def whole_numbers(name: str, value: Any) -> list[int]:
 
 def at_least_one(name: str, value: Any, most: float = math.inf) -> int:
     """A whole number from 1 on, up to ``most``."""
-    (count,) = whole_numbers(name, value)
-    if not 1 <= count <= most:
-        raise OptionError(f"{name}={count} must be at least 1" + f" and at most {most}." * (most < math.inf))
+    count, *more = whole_numbers(name, value)
+    if more or not 1 <= count <= most:
+        raise OptionError(f"{name}={value!r} must be 1 or more" + f", and at most {most}" * (most < math.inf) + ".")
     return count

@@ -25,11 +25,10 @@ from regard.errors import (
     InputError,
     NoGradient,
     NotServed,
-    OptionError,
     WrongTarget,
+    at_least_one,
     choose,
     non_finite,
-    whole_numbers,
 )
 from regard.explanation import Explanation
 from regard.progress import Counter
@@ -86,8 +85,7 @@ def explain(
     for name, given, choices in (("of", of, OFS), ("special", special, policies), ("sink", sink, policies)):
         if given is not None:
             choose(name, given, choices)
-    if whole_numbers("batch_size", batch_size)[0] < 1:
-        raise OptionError(f"batch_size={batch_size!r} must be 1 or more.")
+    at_least_one("batch_size", batch_size)
     job = Job(subject, chosen, wanted, of or _scalar(chosen, subject), special or subject.special, sink)
     try:
         if generate is not None or continuation is not None:

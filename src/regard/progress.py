@@ -12,7 +12,9 @@ PATIENCE = 2.0  # seconds
 
 
 class Counter:
-    """Counts steps; the bar appears once it has taken longer than two seconds."""
+    """Counts steps; the bar appears once it has taken longer than two seconds, unless another is there already."""
+
+    shown: Counter | None = None
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total, self.done = what, total, 0
@@ -25,7 +27,9 @@ class Counter:
     def advance(self, steps: int = 1) -> None:
         """So many more are done."""
         self.done += steps
-        if self.bar is None and sys.stderr.isatty() and time.monotonic() - self.began > PATIENCE:
+        waited = Counter.shown is None and sys.stderr.isatty() and time.monotonic() - self.began > PATIENCE
+        if self.bar is None and waited:
+            Counter.shown = self
             self.bar = Progress(console=Console(stderr=True), transient=True)
             self.bar.start()
             self.bar.add_task(self.what, total=self.total)
@@ -35,3 +39,4 @@ class Counter:
     def __exit__(self, *problem: object) -> None:
         if self.bar is not None:
             self.bar.stop()
+            Counter.shown = None

@@ -18,7 +18,7 @@ from regard.cases import FEW, Case
 from regard.catalog import Entry, modules, named
 from regard.data import Dataset, read
 from regard.data.planted import Planted
-from regard.errors import InputError, NotServed, OptionError, whole_numbers
+from regard.errors import InputError, NotServed, OptionError, at_least_one
 from regard.explaining import job_for
 from regard.finding import Finding
 from regard.types import How, Subject, Targets
@@ -88,10 +88,9 @@ def trial(
     must_be_subject(subject)
     chosen = trial_named(name)
     wanted = chosen.chosen(options)
-    if (examples is not None and whole_numbers("examples", examples)[0] < 1) or whole_numbers("batch_size", batch_size)[
-        0
-    ] < 1:
-        raise OptionError(f"examples={examples!r} and batch_size={batch_size!r} must be 1 or more.")
+    for option, count in (("examples", examples), ("batch_size", batch_size)):
+        if count is not None:
+            at_least_one(option, count)
     dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
     drawn = dataset if examples is None else dataset.sample(examples, seed=seed)
     if len(drawn) < LEAST:

@@ -20,6 +20,7 @@ from regard.cases import Case, Part, edited, removed
 from regard.errors import NoGradient, OptionError, choose, whole_numbers
 from regard.finding import Finding, below, holds, level, said
 from regard.measures import bootstrap, jsd
+from regard.progress import Counter
 
 CLAIM = "No very different attention gives the same output."
 REFERENCE = (
@@ -91,15 +92,17 @@ def adversarial(
         logits = [room.start(part, k, spread, shared=heads == "shared") for room in rooms]
         _must_depend(part, rerun, rooms, logits)
         optimiser = torch.optim.Adam(logits, lr=learning_rate, amsgrad=True)
-        for _ in range(steps):
-            with torch.enable_grad():
-                weights = [room.put(one) for room, one in zip(rooms, logits, strict=True)]
-                apart = sum(room.apart(one).sum() for room, one in zip(rooms, weights, strict=True)) / len(rooms)
-                far = (_moved(part, rerun, rooms, weights) - epsilon_search).relu()
-                gradients = torch.autograd.grad(penalty * far.sum() - apart, logits)
-            for one, gradient in zip(logits, gradients, strict=True):
-                one.grad = gradient
-            optimiser.step()
+        with Counter("steps of the search", steps) as counter:
+            for _ in range(steps):
+                with torch.enable_grad():
+                    weights = [room.put(one) for room, one in zip(rooms, logits, strict=True)]
+                    apart = sum(room.apart(one).sum() for room, one in zip(rooms, weights, strict=True)) / len(rooms)
+                    far = (_moved(part, rerun, rooms, weights) - epsilon_search).relu()
+                    gradients = torch.autograd.grad(penalty * far.sum() - apart, logits)
+                for one, gradient in zip(logits, gradients, strict=True):
+                    one.grad = gradient
+                optimiser.step()
+                counter.advance()
         with torch.no_grad():
             weights = [room.put(one) for room, one in zip(rooms, logits, strict=True)]
             moved = _moved(part, rerun, rooms, weights).double().numpy(force=True)
