@@ -22,13 +22,23 @@ from regard.catalog import method_named
 from regard.data import Example
 from regard.data.dataset import Kind
 from regard.erasing import BINS, Values, erased, possible
-from regard.errors import EmptyInput, InputError, NonFinite, NotServed, OptionError, TooLong, TrialFailed, at_least_one
+from regard.errors import (
+    EmptyInput,
+    InputError,
+    NonFinite,
+    NotServed,
+    OptionError,
+    TooLong,
+    TrialFailed,
+    WrongTarget,
+    at_least_one,
+)
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
 from regard.measures import bootstrap
 from regard.methods.raw import raw
 from regard.progress import Counter
-from regard.training import inputs_of
+from regard.training import class_of, inputs_of
 from regard.types import Batch, Features, How, Of, Targets, one_by_one
 
 MOST_FAILED = 0.2  # share of the examples; with more, what is left is no sample of the data
@@ -92,11 +102,17 @@ class Case:
     @cached_property
     def labels(self) -> list[int | None]:
         """Of each example the number of the class that it should have."""
-        head = self.subject.head
-        return [
-            None if one.label is None else one.label if isinstance(one.label, int) else int(head.find(str(one.label)))
-            for one in self.examples
-        ]
+        found: list[int | None] = []
+        unknown = []
+        for place, one in enumerate(self.examples):
+            try:
+                found.append(one.label if one.label is None else class_of(self.subject.head, one.label))
+            except WrongTarget:
+                unknown.append(f"{one.label!r} (example {self.name(place)})")
+        if unknown:
+            more = ", …" * (len(unknown) > 5)
+            raise InputError(f"{len(unknown)} labels are not classes of the model: {', '.join(unknown[:5])}{more}.")
+        return found
 
     def ask(self, method: str, **options: Any) -> Job:
         """What another method is asked; what draws lots takes the seed."""

@@ -157,13 +157,14 @@ def _loss(subject: Any, output: Tensor, examples: list[Example]) -> Tensor:
     head = subject.head
     if head.kind == "regression":
         return F.mse_loss(output[:, 0], _numbers([example.label for example in examples]).to(output))
-    index = torch.tensor([_class(head, example.label) for example in examples], device=output.device)
+    index = torch.tensor([class_of(head, example.label) for example in examples], device=output.device)
     if head.kind == "binary":
         return F.binary_cross_entropy_with_logits(output[:, 0], index.to(output))
     return F.cross_entropy(output, index)
 
 
-def _class(head: Any, label: Any) -> int:
+def class_of(head: Any, label: Any) -> int:
+    """The number of the class that a label names, or is."""
     return label if isinstance(label, int) else int(head.find(str(label)))
 
 
@@ -173,7 +174,7 @@ def _quality(subject: Any, examples: list[Example]) -> float:
     inputs = [one.input for one in examples]
     if head.kind == "regression":
         return -float(F.mse_loss(torch.cat([*_outputs(subject, inputs)])[:, 0].double(), _numbers(labels)))
-    wanted = [head.name(_class(head, label)) for label in labels]
+    wanted = [head.name(class_of(head, label)) for label in labels]
     return float(np.mean([said == name for said, name in zip(predict(subject, inputs), wanted, strict=True)]))
 
 

@@ -217,3 +217,9 @@ def test_the_spread_of_a_regression_leaves_out_what_fails():
     expected = np.std([subject.forward(subject.encode(text))[0, 0].item() for text in kept])
     object.__setattr__(fragile, "head", type("Head", (), {"kind": "regression"})())
     assert case.scale == pytest.approx(expected, rel=1e-5)
+
+
+def test_labels_that_the_model_does_not_have_are_listed(decisive):
+    some = [Example(text, "positive" if place % 2 else "fine", id=f"t{place}") for place, text in enumerate(texts(40))]
+    with pytest.raises(InputError, match=r"20 labels are not classes of the model: 'fine' \(example t0\), 'fine'"):
+        regard.trial(decisive, Dataset.of(some), "uniform")
