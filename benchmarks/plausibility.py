@@ -100,7 +100,7 @@ def main() -> None:
             continue
         train, test = movies() if name == "movies" else hatexplain()
         subject = classifier(train, epochs=2 if name == "movies" else 4, tokens=192)
-        examples = asked.examples or (12 if name == "movies" else 100)
+        examples = asked.examples or (8 if name == "movies" else 60)
         methods: list[Any] = [("shapley", {"samples": 2}) if one == "shapley" else one for one in catalog()]
         found = regard.compare(subject, test, methods=methods, examples=examples, batch_size=8)
         truth = [mask for mask in found.numbers.truth if mask is not None]

@@ -276,6 +276,10 @@ def test_a_rationale_goes_to_the_words_that_the_model_sees():
     assert truth_on(example, words).tolist() == [False, True, True, True, True, True, True, False]
     assert truth_on(example, words[:3]).tolist() == [False, True, True], "a text that was cut"
     assert truth_on(Example("a b"), ["a", "b"]) is None
+    joined = Example("no \u200ddaily \u2640\ufe0f news", rationale=(False, True, True, False))
+    assert truth_on(joined, ["no", "daily", "\u2640", "news"]).tolist() == [False, True, True, False], (
+        "joiners are dropped"
+    )
     with pytest.raises(errors.InputError, match="example 'x'"):
         truth_on(example, ["you", "do"])
 

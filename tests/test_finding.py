@@ -146,7 +146,7 @@ def test_the_frame_has_evidence_references_and_numbers_needed(tmp_path):
     assert row["needed"] == 200
     assert row["references"] == "random 0"
     assert "agreement: few" in judged.notes
-    assert any("different explanations: raw, rollout" in note for note in judged.notes)
+    assert any("different explanations: attention, rollout()" in note for note in judged.notes)
     plain = judged.to_dict()
     assert plain["criteria"]["plausible"] == "supported"
     assert "half" in plain["rules"]["consistent"]["rule"]
@@ -161,3 +161,26 @@ def test_a_verdict_takes_findings_each_once():
         regard.verdict([0.3])
     with pytest.raises(InputError, match="criterion='nice'"):
         regard.verdict([])["nice"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        (({"sites": "last"}, {"method": "raw", "options": {"layer": "last", "heads": "mean", "matrix": False}}), True),
+        (({"sites": "last"}, {"method": "raw", "options": {"layer": 0, "heads": "mean"}}), False),
+        (({"judged": "gradient"}, {"method": "raw", "options": {}}), False),
+        (({"judged": "attention"}, {"sites": "all"}), True),
+    ],
+)
+def test_findings_about_different_explanations_are_noted(settings, same):
+    one, other = (finding(name, settings=some) for name, some in zip(("erasure", "agreement"), settings, strict=True))
+    noted = any("different explanations" in note for note in regard.verdict([one, other]).notes)
+    assert noted is not same
+
+
+def test_a_single_finding_is_judged_too():
+    assert regard.verdict(finding("agreement", supported=True))["consistent"] == "supported"
+
+
+def test_what_more_examples_would_not_settle_needs_none():
+    assert finding(margin=Interval(0.1, -0.1, 0.3, 50, 0), settles=False).needed is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter as Counted
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +23,12 @@ from regard.attention.running import batch_of
 from regard.catalog import method_named
 from regard.data import Example
 from regard.data.dataset import Kind
-from regard.erasing import BINS, Values, erased, possible
+from regard.erasing import Values, possible
 from regard.errors import (
     EmptyInput,
     InputError,
     NonFinite,
     NotServed,
-    OptionError,
     TooLong,
     TrialFailed,
     WrongTarget,
@@ -35,7 +36,6 @@ from regard.errors import (
 )
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
-from regard.measures import bootstrap
 from regard.methods.raw import raw
 from regard.progress import Counter
 from regard.training import class_of, inputs_of
@@ -104,11 +104,15 @@ class Case:
         """Of each example the number of the class that it should have."""
         found: list[int | None] = []
         unknown = []
+        classes = 2 if self.head == "binary" else self.subject.head.size or math.inf
         for place, one in enumerate(self.examples):
             try:
-                found.append(one.label if one.label is None else class_of(self.subject.head, one.label))
+                known = one.label if one.label is None else class_of(self.subject.head, one.label)
+                found.append(known)
             except WrongTarget:
-                unknown.append(f"{one.label!r} (example {self.name(place)})")
+                known = -1
+            if known is not None and not 0 <= known < classes:
+                unknown.append(f"{one.label!r} (example {self.names[place]})")
         if unknown:
             more = ", …" * (len(unknown) > 5)
             raise InputError(f"{len(unknown)} labels are not classes of the model: {', '.join(unknown[:5])}{more}.")
@@ -150,6 +154,7 @@ class Case:
         """
         rows: dict[int, dict[str, Any]] = {}
         failed: dict[str, str] = {}
+        alone = 0
         waiting = self.parts()
         with Counter(what, len(self.examples)) as counter:
             while waiting:
@@ -158,9 +163,10 @@ class Case:
                     columns = work(part)
                 except BLAMED as problem:
                     if len(part.places) > 1:
+                        alone += len(part.places)
                         waiting[:0] = [Part(self, [place]) for place in part.places]
                         continue
-                    name = self.name(part.places[0])
+                    name = self.names[part.places[0]]
                     failed[name] = f"{type(problem).__name__}: {problem}"
                     log.warning("example %s: %s", name, failed[name])
                     if len(failed) > MOST_FAILED * len(self.examples):
@@ -170,14 +176,19 @@ class Case:
                         ) from problem
                 else:
                     for at, place in enumerate(part.places):
-                        rows[place] = {"example": self.name(place), "predicted": part.predicted[at]}
+                        rows[place] = {"example": self.names[place], "predicted": part.predicted[at]}
                         rows[place] |= {column: cells[at] for column, cells in columns.items()}
                 counter.advance(len(part.places))
-        return pd.DataFrame([rows[place] for place in sorted(rows)]), failed
+        values = pd.DataFrame([rows[place] for place in sorted(rows)])
+        values.attrs["alone"] = alone  # what is drawn for a batch, such as permutations, is another for one example
+        return values, failed
 
-    def name(self, place: int) -> str:
-        """Of an example: its id, or its number."""
-        return self.examples[place].id or str(place)
+    @cached_property
+    def names(self) -> list[str]:
+        """Of each example its id, or its number; ids that are there twice have both."""
+        ids = [one.id or str(place) for place, one in enumerate(self.examples)]
+        often = Counted(ids)
+        return [name if often[name] == 1 else f"{name} ({place})" for place, name in enumerate(ids)]
 
 
 @dataclass(eq=False)
@@ -200,7 +211,7 @@ class Part:
     @property
     def ids(self) -> list[str]:
         """Their names."""
-        return [self.case.name(place) for place in self.places]
+        return [self.case.names[place] for place in self.places]
 
     @cached_property
     def batch(self) -> Batch:
@@ -282,9 +293,14 @@ class Part:
         return shaped
 
 
-def edited(spots: Sequence[Spot], rows: str = "readout") -> list[dict[str, Any]]:
-    """Which attention was edited, for the settings of a finding."""
-    return [{"site": spot.name, "kind": spot.kind, "heads": spot.shape[1], "rows": rows} for spot in spots]
+def edited(rerun: Rerun, spots: Sequence[Spot], rows: str = "readout") -> list[dict[str, Any]]:
+    """Which attention was edited, for the settings of a finding; where no row is the readout's, all are."""
+    read = tuple(rerun.readout.shape)
+    return [
+        {"site": spot.name, "kind": spot.kind, "heads": spot.shape[1]}
+        | {"rows": rows if spot.rows is not None or read == (spot.shape[0], spot.shape[2]) else "all"}
+        for spot in spots
+    ]
 
 
 def looks(part: Part, spots: Sequence[Spot]) -> list[Array]:
@@ -319,54 +335,14 @@ def removed(part: Part, rerun: Rerun, spots: Sequence[Spot], rows: Rows = "reado
     return moved
 
 
-def falls(case: Case, removed: bool, bins: Sequence[float], repeats: int) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """How far what is explained falls without the words that the explanation ranks highest, or with these alone.
-
-    A regression has no side to fall to: its change counts by its size, in standard deviations.
-
-    Args:
-        case: what is on trial.
-        removed: the words are removed; or all others.
-        bins: how many words, as shares of all.
-        repeats: how often the random control is drawn.
-
-    Returns:
-        A row for each example: "method" and "random", means over bins, and both for each bin. And what else the finding
-        shows of it.
-    """
-    if not bins or any(not 0 < share <= 1 for share in bins):
-        raise OptionError(f"bins={bins!r} must be shares of the words, above 0 and up to 1, such as {BINS}.")
-    jobs = {"method": case.job, **case.lots(repeats)}
-    how: list[str] = []
-
-    def work(part: Part) -> dict[str, Sequence[Any]]:
-        how[:] = [part.how]
-        scores = part.scores(jobs)
-        (fallen,) = erased(part.values, part.features, scores, part.ids, bins, part.how, case.seed, (removed,))
-        sizes = np.stack([*fallen.values()]) / case.scale  # job example bin
-        sizes = np.abs(sizes) if case.head == "regression" else sizes
-        both = {"method": sizes[0], "random": sizes[1:].mean(0)}
-        of_bins = {f"{name} {share:g}": one[:, at] for name, one in both.items() for at, share in enumerate(bins)}
-        return {**{name: one.mean(1) for name, one in both.items()}, **of_bins}
-
-    values, failed = case.each("removing words", work)
-    curve = []
-    for share in bins:
-        for name in ("method", "random"):
-            one = bootstrap(values[f"{name} {share:g}"], seed=case.seed)
-            curve.append({"share": share, "by": name, "fall": one.value, "fall_low": one.low, "fall_high": one.high})
-    title = f"fall by share {'removed' if removed else 'kept'}"
-    chart = {"kind": "lines", "table": "curve", "x": "share", "y": "fall", "by": "by"}
-    tables = {"curve": pd.DataFrame(curve)}
-    return values, {"failed": failed, "tables": tables, "charts": {title: chart}, "settings": {"how": how[0]}}
-
-
 def on_words(why: Explanation, features: Features) -> Array:
     """The scores of an explanation on the words of what can be removed: pieces are summed, special tokens left out."""
     if why.axes != ("token",):
         raise InputError(
             f"{why.method} has scores with axes {why.axes}. Compare methods without per_layer and the like."
         )
+    if "produced" in why.parts and "source" not in why.parts:
+        raise NotServed(f"{why.method} has scores for what was produced only, and what can be removed is the source.")
     totals = np.zeros(len(features.words))
     for score, word in zip(why.scores.tolist(), why.features.word, strict=True):
         if word is not None and word < len(totals):  # what was produced comes after the source, and is not removed
@@ -378,21 +354,28 @@ def truth_on(example: Example, words: Sequence[str]) -> NDArray[np.bool_] | None
     """A rationale, which is about words between white space, on the words that the model has.
 
     A word of the model's belongs to it if one of its letters does. A model that was given only the beginning of a text
-    has the beginning of the rationale.
+    has the beginning of the rationale; signs that its tokenizer drops (joiners, say) are passed over.
     """
     if example.rationale is None:
         return None
     if example.words == tuple(words):
         return np.array(example.rationale)
-    letters = [mask for word, mask in zip(example.words, example.rationale, strict=True) for _ in word]
-    said = "".join("".join(word.split()) for word in words)
-    if not "".join(example.words).startswith(said):
-        raise InputError(
-            f"the words of example {example.id or example.input!r} are not those that the model sees ({said[:60]!r}…), "
-            "so its rationale cannot be put on them. Leave rationales out, or clean the text."
-        )
-    ends = np.cumsum([len("".join(word.split())) for word in words])
-    return np.array([any(letters[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)])
+    letters = [(letter, mask) for word, mask in zip(example.words, example.rationale, strict=True) for letter in word]
+    found, at = [], 0
+    for word in words:
+        marked = False
+        for letter in "".join(word.split()):
+            while at < len(letters) and letters[at][0] != letter and not letters[at][0].isalnum():
+                at += 1
+            if at == len(letters) or letters[at][0] != letter:
+                raise InputError(
+                    f"the words of example {example.id or example.input!r} are not those that the model sees (there is "
+                    f"no {word!r}), so its rationale cannot be put on them. Leave rationales out, or clean the text."
+                )
+            marked |= letters[at][1]
+            at += 1
+        found.append(marked)
+    return np.array(found)
 
 
 def _length(example: Example) -> int:

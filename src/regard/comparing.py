@@ -192,11 +192,11 @@ class _Run:
             before = self.subject.run
             try:
                 whys = job.explained(traces[job.of])
+                scores[label] = [on_words(why, one) for why, one in zip(whys, features, strict=True)]
             except (NotServed, NoGradient) as problem:
                 self._refuse(jobs, label, problem)
                 continue
             self.numbers.forwards[label] = self.numbers.forwards.get(label, 0) + self.subject.run - before + len(batch)
-            scores[label] = [on_words(why, one) for why, one in zip(whys, features, strict=True)]
             self._stability(label, job, traces[job.of], scores[label], features)
         for label, given in self.adopted.items():
             some = given[first : first + len(examples)]

@@ -41,6 +41,7 @@ class Finding:
         settings: everything that was asked for, and which attention was edited.
         failed: by example, why it could not be tried.
         warnings: what to know before believing it.
+        settles: more examples would settle an inconclusive claim; not where it is for another reason.
         claim: the sentence that was on trial.
         cite: a key of references.bib.
         criterion: the row of the verdict that it fills; "": none.
@@ -60,6 +61,7 @@ class Finding:
     settings: Mapping[str, Any] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    settles: bool = True
     claim: str = ""
     cite: str = ""
     criterion: str = ""
@@ -83,7 +85,7 @@ class Finding:
 
         The width of an interval goes with 1/√n: it must be narrower than the distance from 0.
         """
-        if self.supported is not None or not self.margin.value or math.isnan(self.margin.value):
+        if self.supported is not None or not self.settles or not self.margin.value or math.isnan(self.margin.value):
             return None
         half = (self.margin.high - self.margin.low) / 2
         wanted = math.ceil(self.margin.n * (half / abs(self.margin.value)) ** 2)

@@ -140,7 +140,7 @@ class Verdict:
             lines.insert(0, "The model does as well with uniform attention, so the other criteria mean little here.")
         for name, one in self.findings.items():
             lines += [f"{name}: {line}" for line in one.warnings]
-        methods = {one.settings["method"] for one in self.findings.values() if "method" in one.settings}
+        methods = {_judged(one) for one in self.findings.values() if one.settings}
         if len(methods) > 1:
             lines.append(f"These trials judged different explanations: {', '.join(sorted(methods))}.")
         return lines
@@ -172,7 +172,7 @@ class Verdict:
         return path
 
 
-def verdict(findings: Iterable[Finding]) -> Verdict:
+def verdict(findings: Iterable[Finding] | Finding) -> Verdict:
     """Judge an explanation by its trials: a scorecard of criteria, each supported, not supported or inconclusive.
 
     Args:
@@ -186,13 +186,25 @@ def verdict(findings: Iterable[Finding]) -> Verdict:
         'supported'
     """
     by_trial: dict[str, Finding] = {}
-    for one in findings:
+    for one in [findings] if isinstance(findings, Finding) else findings:
         if not isinstance(one, Finding):
             raise InputError(f"findings holds {one!r}, a {type(one).__name__}. Pass what regard.trial returns.")
         if one.trial in by_trial:
             raise InputError(f"findings holds {one.trial!r} twice. Judge each explanation by itself.")
         by_trial[one.trial] = one
     return Verdict(by_trial)
+
+
+def _judged(one: Finding) -> str:
+    """Which explanation a trial was about; trials that edit attention are about attention, as `raw` is."""
+    asked = one.settings
+    if "method" not in asked:
+        return str(asked.get("judged", "attention"))
+    options = ", ".join(
+        f"{name}={value}" for name, value in asked.get("options", {}).items() if value not in (False, None)
+    )
+    plain = asked["method"] == "raw" and options in ("", "layer=last, heads=mean")
+    return "attention" if plain else f"{asked['method']}({options})"
 
 
 def _row(criterion: str, outcome: str, one: Finding) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one
 from regard.explaining import job_for
 from regard.finding import Finding
-from regard.types import How, Subject, Targets
+from regard.types import How, Subject, Targets, one_by_one
 
 GROUP = "regard.trials"  # of entry points: name = "package.module"
 LEAST = 5  # examples; of fewer there is nothing to say
@@ -92,7 +92,10 @@ def trial(
         if count is not None:
             at_least_one(option, count)
     dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
+    places = dataset.places(len(dataset) if examples is None else examples, seed=seed)
     drawn = dataset if examples is None else dataset.sample(examples, seed=seed)
+    if isinstance(target, list):
+        target = [one_by_one(target, len(dataset))[place] for place in places]
     if len(drawn) < LEAST:
         raise InputError(f"data holds {len(drawn)} examples. A trial needs {LEAST} at least, and {FEW} to mean much.")
     judges = "explanation" in chosen.needs
@@ -109,9 +112,11 @@ def trial(
     _must_serve(chosen, case)
     result: Finding = chosen.function(case, **wanted)
     settings = ({"method": by, "options": dict(job.options)} if judges else {"sites": sites}) | {
-        "examples": len(drawn), "of": len(dataset),
+        "examples": len(drawn), "of": len(dataset), "target": named_target(target),
         "seed": seed, "batch_size": batch_size, **wanted, **result.settings,
     }  # fmt: skip
+    if result.margin.n < LEAST:
+        result = replace(result, supported=None)
     warned = (*_warnings(result, drawn.skipped), *result.warnings)
     for line in warned:
         log.warning("%s: %s", name, line)
@@ -139,6 +144,13 @@ def list_trials() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def named_target(target: Targets) -> Any:
+    """A target as it is recorded: functions by their names."""
+    if isinstance(target, list):
+        return [named_target(one) for one in target]
+    return getattr(target, "__name__", type(target).__name__) if callable(target) else target
+
+
 def _must_serve(chosen: Trial, case: Case) -> None:
     """Refuse what the data or the model does not have."""
     if "classes" in chosen.needs:
@@ -158,8 +170,8 @@ def _must_serve(chosen: Trial, case: Case) -> None:
 
 def _warnings(result: Finding, skipped: Sequence[Any]) -> list[str]:
     interval, lines = result.interval, []
-    if not interval.n:
-        lines.append("no example defines the statistic.")
+    if interval.n < LEAST:
+        lines.append(f"{interval.n} examples define the statistic: nothing is claimed of fewer than {LEAST}.")
     elif interval.n < FEW:
         width = interval.high - interval.low
         lines.append(f"only {interval.n} examples: the interval is {width:.3g} wide, and itself uncertain below {FEW}.")
@@ -170,6 +182,8 @@ def _warnings(result: Finding, skipped: Sequence[Any]) -> list[str]:
         lines.append(f"all examples are predicted as {said[0]!r}: nothing is known about other classes.")
     if result.failed:
         lines.append(f"{len(result.failed)} examples failed, and are not in it: {', '.join([*result.failed][:5])}.")
+    if result.values.attrs.get("alone"):
+        lines.append(f"{result.values.attrs['alone']} examples ran one by one, since their batches failed.")
     if skipped:
         lines.append(f"{len(skipped)} rows of the data could not be used.")
     return lines

@@ -41,7 +41,7 @@ def test_supported_where_attention_is_the_decision():
 def test_not_supported_where_attention_is_irrelevant():
     found = regard.trial(toy("irrelevant"), examples(), "agreement")
     assert found.supported is False
-    assert found.interval.high < found.reference["half the ceiling"].value
+    assert found.interval.high < found.reference["asked for"].value
 
 
 def test_no_verdict_where_the_references_do_not_agree(tokenizer):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from polar import of_kind
 
 import regard
 from regard import trying
@@ -223,3 +224,47 @@ def test_labels_that_the_model_does_not_have_are_listed(decisive):
     some = [Example(text, "positive" if place % 2 else "fine", id=f"t{place}") for place, text in enumerate(texts(40))]
     with pytest.raises(InputError, match=r"20 labels are not classes of the model: 'fine' \(example t0\), 'fine'"):
         regard.trial(decisive, Dataset.of(some), "uniform")
+
+
+def test_numbers_that_are_no_class_are_listed_too(decisive):
+    some = [Example(text, place % 3, id=f"t{place}") for place, text in enumerate(texts(30))]
+    with pytest.raises(InputError, match=r"10 labels are not classes of the model: 2 \(example t2\)"):
+        regard.trial(decisive, Dataset.of(some), "uniform")
+
+
+def test_too_few_defined_examples_claim_nothing(decisive):
+    found = regard.trial(decisive, ["so", "bad", "good", "film", "the plot is awful"] * 2, "agreement")
+    assert found.interval.n == 2
+    assert found.supported is None
+    assert any("2 examples define the statistic" in line for line in found.warnings)
+
+
+def test_examples_of_one_id_keep_apart(decisive):
+    some = [Example(text, id="same") for text in texts(12)]
+    found = regard.trial(decisive, Dataset.of(some), "permutation", n=2)
+    assert found.values["example"].tolist() == [f"same ({place})" for place in range(12)]
+
+
+def test_a_target_is_recorded_and_goes_with_its_example(decisive):
+    data = examples()
+    wanted = ["negative", "positive"] * 20
+    some = regard.trial(decisive, data, "comprehensiveness", target=wanted, examples=20, seed=5)
+    assert some.settings["target"] == [wanted[place] for place in data.places(20, seed=5)]
+    every = regard.trial(decisive, data, "comprehensiveness", target=wanted, examples=None, seed=5)
+    of_all = every.values.set_index("example").loc[some.values["example"], "method"]
+    np.testing.assert_allclose(some.values["method"], of_all, atol=1e-6)
+    one = regard.trial(decisive, data, "comprehensiveness", target=lambda output: output[:, 0])
+    assert one.settings["target"] == "<lambda>"
+
+
+def test_a_failed_batch_is_said_to_have_run_one_by_one(decisive):
+    many = [text.replace("awful", "bad") for text in texts(40, least=5)]
+    many[3] += " awful"
+    found = regard.trial(Fragile(decisive, "awful", RuntimeError("no")), many, "permutation", n=2, batch_size=10)
+    assert any("10 examples ran one by one" in line for line in found.warnings)
+
+
+def test_what_was_produced_is_not_taken_for_the_source(tokenizer):
+    subject, data = of_kind("encoder–decoder", tokenizer)
+    with pytest.raises(NotServed, match="what was produced only"):
+        regard.trial(subject, data, "comprehensiveness", method=("raw", {"layer": 2}))

@@ -104,5 +104,5 @@ def test_bad_options(options, said):
 def test_what_decides_nothing_and_labels_that_are_no_class(tokenizer):
     with pytest.raises(errors.NotServed, match="no decision"):
         regard.trial(*of_kind("regression", tokenizer), "fresh")
-    with pytest.raises(errors.WrongTarget, match="brilliant"):
+    with pytest.raises(errors.InputError, match="8 labels are not classes of the model: 'brilliant'"):
         regard.trial(toy("decisive"), Dataset.of([Example("so good", "brilliant")] * 8), "fresh")

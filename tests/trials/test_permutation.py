@@ -11,7 +11,7 @@ from polar import KINDS, LONG, bert, examples, of_kind, toy
 
 import regard
 from regard.data import Dataset, Example
-from regard.errors import NotServed, OptionError
+from regard.errors import OptionError
 from regard.models.toys import POLARITY
 
 TEXTS = ["so good", "bad film plot", "the awful so nice", "superb the slow is dull", "moving"]
@@ -190,10 +190,12 @@ def test_what_has_no_lots_in_it_does_not_depend_on_the_batch(tokenizer, small):
     assert one["predicted"].tolist() == many["predicted"].tolist()
 
 
-def test_a_site_that_looks_at_something_else_is_refused(tokenizer):
+def test_sites_that_look_at_something_else_have_no_largest_weight(tokenizer):
     subject, data = of_kind("encoder–decoder", tokenizer)
-    with pytest.raises(NotServed, match="keys, which are not the .* rows of features"):
-        regard.trial(subject, data, "permutation", n=2, sites="all")
+    found = regard.trial(subject, data, "permutation", n=2, sites="all")
+    assert found.values["largest"].isna().all()
+    assert (found.values["moved"] > 0).any()
+    assert {one["rows"] for one in found.settings["edited"]} == {"all", "readout"}, "an encoder has no row that is read"
 
 
 @pytest.mark.parametrize("options", [{"n": 0}, {"n": 1.5}, {"epsilon": 0}, {"epsilon": 1.0}, {"epsilon": float("nan")}])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from regard.errors import EmptyInput, InputError, OptionError, whole_numbers
+from regard.errors import EmptyInput, InputError, OptionError, at_least_one
 
 Kind = Literal["text", "pair", "table"]
 Label = str | int | float
@@ -139,15 +139,17 @@ class Dataset:
 
     def sample(self, size: int, *, seed: int = 0) -> Dataset:
         """So many examples by lot, in the order of the source and held in memory; all of them if there are fewer."""
-        (wanted,) = whole_numbers("size", [size])
-        if wanted < 1:
-            raise OptionError(f"size={size} must be at least 1.")
-        if wanted >= len(self):
+        if at_least_one("size", size) >= len(self):
             return self
-        drawn = np.random.default_rng(seed).choice(len(self), wanted, replace=False, shuffle=False)
-        chosen = set(drawn.tolist())
+        chosen = set(self.places(size, seed=seed))
         held = list(compress(self, (place in chosen for place in range(len(self)))))
         return replace(self, stream=lambda: iter(held), sizes=Counter(example.split for example in held))
+
+    def places(self, size: int, *, seed: int = 0) -> list[int]:
+        """Which examples `sample` draws: their numbers, in order."""
+        if size >= len(self):
+            return [*range(len(self))]
+        return sorted(np.random.default_rng(seed).choice(len(self), size, replace=False, shuffle=False).tolist())
 
     def inputs(self) -> list[Any]:
         """All inputs: texts, pairs or rows."""

@@ -34,6 +34,7 @@ NEEDS = ()
 STAND_IN = 0.23
 TINY = 1e-10  # inside the search's logarithms, as in the authors' code
 SHOWN = 5  # examples
+MISSED = 0.05  # share of the examples without an adversary, above which the search has not done its work
 Array = NDArray[np.float64]
 
 
@@ -87,7 +88,7 @@ def adversarial(
             )
         rerun = part.rerun(gradients="edits")
         spots = part.spots(rerun)
-        what[:] = edited(spots)
+        what[:] = edited(rerun, spots)
         rooms = _rooms(rerun, [spot.index for spot in spots])
         logits = [room.start(part, k, spread, shared=heads == "shared") for room in rooms]
         _must_depend(part, rerun, rooms, logits)
@@ -113,7 +114,7 @@ def adversarial(
     values, failed = case.each("searching for adversaries", work)
     interval, unused = (bootstrap(values[name], seed=case.seed) for name in ("epsilon_max_jsd", "removed"))
     most = STAND_IN if between_seeds is None else between_seeds
-    margin, idle = below(interval, most), unused.high <= epsilon
+    margin, idle, missed = below(interval, most), unused.high <= epsilon, float((values["found"] == 0).mean())
     why = "a stand-in for what seeds make" if between_seeds is None else "95 % of models of another seed differ less"
     sentence = (
         f"Of {k} adversaries the farthest that moves the output by at most {epsilon:g} ({case.unit}) differs from "
@@ -133,7 +134,9 @@ def adversarial(
             "how far it moves the output": {"kind": "points", "x": "epsilon_max_jsd", "y": "moved", "by": "predicted"},
         },
         shown=tuple({"example": name} | shown[name] for name in farthest if shown[name]["maps"]),
-        settings={"edited": what},
+        settings={"edited": what}, settles=not idle,
+        warnings=(f"in {missed:.0%} of the examples the search found none; they count as 0. Try more steps.",)
+        if missed > MISSED else (),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ SIGNIFICANT = 0.05
 DRAWS = 500  # of examples, for rankings of all of them together
 
 
-def agreement(case: Case, *, through_attention: bool = False) -> Finding:
+def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float = 0.5) -> Finding:
     """Kendall's τ of the sizes of scores with those of gradient and leave_one_out, beside the τ of these two.
 
     NOTE[DIFF] Jain & Wallace let an undefined τ make the mean undefined; here it is counted and left out.
@@ -38,7 +38,10 @@ def agreement(case: Case, *, through_attention: bool = False) -> Finding:
     Args:
         case: what is on trial.
         through_attention: False: attention is a constant for the gradient, as Jain & Wallace have it.
+        of_ceiling: the part of the references' own agreement that is asked for.
     """
+    if isinstance(of_ceiling, bool) or not 0 < of_ceiling <= 1:
+        raise OptionError(f"of_ceiling={of_ceiling!r} must be above 0, and at most 1.")
     if not isinstance(through_attention, bool):
         raise OptionError(f"through_attention={through_attention!r} must be True or False.")
     name = case.job.method.name
@@ -74,7 +77,8 @@ def agreement(case: Case, *, through_attention: bool = False) -> Finding:
         values[[f"{of}_{one}" for one in judged]].mean(axis=1, skipna=False) for of in ("tau", "random")
     )
     interval, ceiling, random = (bootstrap(values[one], seed=case.seed) for one in ("tau", "ceiling", "random"))
-    margin = above(interval, ceiling.value / 2)
+    asked = of_ceiling * ceiling.value
+    margin = above(interval, asked)
     supported: bool | None = None
     yardstick = ceiling.low > random.high
     if yardstick and margin.low >= 0 and interval.low > random.high:
@@ -88,16 +92,16 @@ def agreement(case: Case, *, through_attention: bool = False) -> Finding:
     sentence = (
         f"{name} ranks words as {' and '.join(judged)} with Kendall's τ {said(interval)}, mean of {interval.n} examples"
         + "; with itself it is not compared" * (len(judged) < 2)
-        + f". These references agree with each other by {said(ceiling)}, half of which is asked for, and with random "
-        f"numbers by {said(random)}."
+        + f". These references agree with each other by {said(ceiling)}, {of_ceiling:.0%} of which is asked for, and "
+        f"with random numbers by {said(random)}."
         + (not yardstick)
         * " They agree with each other no better than with those, so there is no yardstick."
     )
     return Finding(
         "agreement", "Kendall's τ", interval, margin, supported, sentence, values,
-        reference={"ceiling": ceiling, "half the ceiling": level(ceiling.value / 2), "random": random}, failed=failed,
+        reference={"ceiling": ceiling, "asked for": level(asked), "random": random}, failed=failed,
         tables=tables, charts={"τ by class": {"kind": "histogram", "x": "tau", "by": "predicted"}},
-        settings={"how": how[0]},
+        settings={"how": how[0]}, settles=yardstick,
     )  # fmt: skip
 
 

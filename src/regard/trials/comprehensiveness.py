@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.cases import Case, falls
+from regard.cases import Case
 from regard.erasing import BINS
 from regard.finding import Finding, holds, said
 from regard.measures import bootstrap, paired
+from regard.removals import falls
 
 CLAIM = "The words that the explanation ranks highest are needed: removing them costs more than removing random ones."
 REFERENCE = "As many random words removed from the same examples."

@@ -57,7 +57,7 @@ def erasure(case: Case, *, orders: Sequence[str] = OWN, judged: str = "attention
     def work(part: Part) -> dict[str, Any]:
         rerun = part.rerun()
         spots = part.spots(rerun)
-        what[:] = edited(spots)
+        what[:] = edited(rerun, spots)
         alpha = looks(part, spots)
         scores = {"attention": alpha}
         if {*names} & {*OWN[1:]}:

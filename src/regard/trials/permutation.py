@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from regard.attention import edits
+from regard.attention.editing import Spot
 from regard.cases import Case, Part, edited, looks, removed
-from regard.errors import OptionError, whole_numbers
+from regard.errors import NotServed, OptionError, whole_numbers
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import bootstrap
 
@@ -39,12 +40,12 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
     def work(part: Part) -> dict[str, Sequence[Any]]:
         rerun = part.rerun()
         spots = part.spots(rerun)
-        what[:] = edited(spots)
+        what[:] = edited(rerun, spots)
         shuffled = edits.permute(case.seed, shared=shared, sites=[spot.index for spot in spots])
         moved = part.moved(rerun(shuffled, variants=n))
         return {
             "moved": np.median(moved, 0), "most": moved.max(0), "removed": removed(part, rerun, spots),
-            "largest": [weights.max(initial=0.0) for weights in looks(part, spots)],
+            "largest": _largest(part, spots),
         }  # fmt: skip
 
     values, failed = case.each("permuting", work)
@@ -52,6 +53,7 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
     names = [f"{low:g}–{high:g}" for low, high in pairwise(BINS)]
     values["bin"] = pd.cut(values["largest"], [*BINS[:-1], 1.01], right=False, labels=names).astype(str)
     binned = values.groupby(["predicted", "bin"], as_index=False)["moved"].agg(["median", "count"])
+    chart = {"kind": "points", "x": "largest", "y": "moved", "by": "predicted"}
     margin = above(interval, epsilon)
     idle = max(unused.high, interval.high) <= epsilon
     sentence = (
@@ -63,6 +65,14 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
         "permutation", f"median change of the output ({case.unit})", interval, margin, holds(margin), sentence, values,
         reference={"counts as a change": level(epsilon), "attention removed": unused}, failed=failed,
         tables={"by class and largest weight": binned},
-        charts={"change by largest weight": {"kind": "points", "x": "largest", "y": "moved", "by": "predicted"}},
+        charts={"change by largest weight": chart} if values["largest"].notna().any() else {},
         settings={"edited": what},
     )  # fmt: skip
+
+
+def _largest(part: Part, spots: Sequence[Spot]) -> list[float]:
+    """Of each example the largest weight of the map; undefined where the sites do not look at the features."""
+    try:
+        return [weights.max(initial=0.0) for weights in looks(part, spots)]
+    except NotServed:
+        return [np.nan] * len(part.places)

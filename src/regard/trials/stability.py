@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from torch import Tensor
 
 from regard.attention import Trace
 from regard.attention.entrance import Entrance
@@ -77,20 +79,21 @@ def stability(
     if not any(values[f"{name} stayed"].any() for name in found):
         raise InputError(f"noise={noise!r}: in no run did the prediction stay. Pass less noise.")
     must_be_defined(case, values[[f"{name} tau" for name in found]].mean(axis=1))
-    interval = min((one for one in found.values() if one.n), key=lambda one: one.value)
+    which, interval = min(((name, one) for name, one in found.items() if one.n), key=lambda pair: pair[1].value)
     random, margin = bootstrap(values["random tau"], seed=case.seed), above(interval, least)
     size = "within the precision of its column" if widths else f"of {noise:g} standard deviations"
+    decides = case.head not in ("regression", "embedding")
     moved = {name: values[f"{name} moved"].mean() for name in found}
     sentence = (
         f"Under noise {size} on the input, which moved the output by {moved['noise']:.2g} ({case.unit}), the ranking "
         f"by {case.job.method.name} has Kendall's τ {said(found['noise'])} with that without it"
         + (f"; under dropout, which moved it by {moved['dropout']:.2g}, {said(found['dropout'])}" if modules else "")
-        + f"; mean over {repeats} runs, where the prediction stays, and {interval.n} examples. From {least:g} on they "
-        f"count as the same. Two random explanations have {said(random)}."
+        + f"; mean over {repeats} runs{', where the prediction stays,' * decides} and {interval.n} examples. From "
+        f"{least:g} on they count as the same. Two random explanations have {said(random)}."
     )  # fmt: skip
     still = [name for name, one in moved.items() if one == 0]
     return Finding(
-        "stability", "Kendall's τ under noise", interval, margin, holds(margin), sentence, values, failed=failed,
+        "stability", f"Kendall's τ under {which}", interval, margin, holds(margin), sentence, values, failed=failed,
         reference={**found, "random": random, "counts as the same": level(least)},
         charts={
             f"τ under {name}": {"kind": "histogram", "x": f"{name} tau", "level": least}
@@ -104,18 +107,26 @@ def stability(
 def _runs(name: str, part: Part, trace: Trace, runs: Runs) -> dict[str, Any]:
     """Of each example the means over runs; those of likeness over runs in which the prediction stayed."""
     case, found = part.case, []
-    before, decided = sizes(part, case.job, trace), part.predicted
+    before, before_said = sizes(part, case.job, trace), _said(case, trace.output)
     for block, batch in runs:
         with block:
             other = case.job.trace(batch, trace.target, verified=trace.check.readout)
             after = sizes(part, case.job, other)
-        now = case.subject.score(other.output, None, "logit").names if case.subject.predicts else decided
-        stayed = np.array([one == two for one, two in zip(decided, now, strict=True)])
+        stayed = np.array(_said(case, other.output) == before_said).all(-1)
         like = {column: np.where(stayed, one, np.nan) for column, one in alike(name, before, after).items()}
         found.append({**like, f"{name} moved": part.moved(other.output[None])[0], f"{name} stayed": stayed})
     columns = {column: pd.DataFrame([one[column] for one in found]) for column in (found[0] if found else ())}
     counted = f"{name} stayed"
     return {column: (one.sum() if column == counted else one.mean()).to_numpy() for column, one in columns.items()}
+
+
+def _said(case: Case, output: Tensor) -> NDArray[Any]:
+    """``(example, …)``: what is predicted: the class, all labels, or nothing that could change."""
+    if case.head in ("regression", "embedding"):
+        return np.zeros((len(output), 1))
+    logits = case.subject.head.columns(output.detach(), "logit")
+    decided = logits > 0 if case.head == "sigmoid" else logits.argmax(-1, keepdim=True)
+    return np.asarray(decided.numpy(force=True))
 
 
 def _tables(part: Part) -> list[Any]:

@@ -17,7 +17,7 @@ from regard.errors import OptionError
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import Interval, bootstrap, paired
 
-CLAIM = "The output depends on where attention looks: with uniform attention everywhere it is another."
+CLAIM = "The output depends on where attention looks: with uniform attention it is another."
 REFERENCE = "ε, and how far the output moves when what attention hands on is removed altogether."
 CITE = "wiegreffe2019attention"
 CRITERION = ""
@@ -45,7 +45,7 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
     def work(part: Part) -> dict[str, Any]:
         rerun = part.rerun()
         spots = part.spots(rerun)
-        what[:] = [{"number": spot.index, **one} for spot, one in zip(spots, edited(spots, "all"), strict=True)]
+        what[:] = [{"number": spot.index, **one} for spot, one in zip(spots, edited(rerun, spots, "all"), strict=True)]
         outputs = [rerun.output, rerun(edits.uniform(sites=[spot.index for spot in spots]))]
         heads = []
         for spot in spots:
@@ -89,9 +89,9 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
         "caption": "How far the output moves when this site alone looks at everything alike; dashed: what counts.",
     }  # fmt: skip
     sentence = (
-        f"With uniform attention at all sites ({len(what)}) the output moved by {said(interval)} ({case.unit}, mean "
-        f"over {interval.n} examples); {epsilon:g} counts as a change. Without what attention hands on it moves by "
-        f"{said(unused)}."
+        f"With uniform attention at {'all' if case.sites == 'all' else 'these'} sites ({len(what)}) the output moved "
+        f"by {said(interval)} ({case.unit}, mean over {interval.n} examples); {epsilon:g} counts as a change. Without "
+        f"what attention hands on it moves by {said(unused)}."
     )
     if decides:
         sentence += f" The decision changed in {values['changed'].mean():.1%} of the examples"
