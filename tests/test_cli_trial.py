@@ -82,3 +82,12 @@ def test_bad_input_is_one_message_and_exit_code_2(args, said, monkeypatch, capsy
     assert said in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+def test_what_cannot_be_written_is_one_message(planted_folder, monkeypatch, capsys):
+    given = ["--model", str(planted_folder), "--data", str(planted_folder / "data.jsonl"), "--option", "n=2"]
+    monkeypatch.setattr("sys.argv", ["regard", "trial", "permutation", *given, "--save", "/proc/finding.json"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "/proc/finding.json" in capsys.readouterr().err

@@ -437,7 +437,7 @@ def test_scores_that_cannot_be_compared_are_refused(measure, x, y, said):
         (lambda x: overlap(x, x, k=0), "k=0 must be 1 or more, and at most 3"),
         (lambda x: overlap(x, x, k=4), "k=4 must be 1 or more, and at most 3"),
         (lambda x: top_k_distance(x, x, k=4), "k=4 must be"),
-        (lambda x: top_k_distance(x, x, k=1.5), "k=1.5 must be a whole number"),
+        (lambda x: top_k_distance(x, x, k=1.5), "k=1.5 must be 1 or more, and at most 3: a whole number"),
         (lambda x: top_k_distance(x, x, k=1, penalty=1.1), "penalty=1.1 must be between 0 and 1"),
         (lambda x: rank_biased_overlap(x, x, p=1), "p=1 must be between 0 and 1"),
         (lambda x: agreement(x, x, k=4), "k=4 must be"),

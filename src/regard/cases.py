@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter as Counted
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,9 @@ from regard.errors import (
     EmptyInput,
     InputError,
     NonFinite,
+    NoSuchPart,
     NotServed,
+    OptionError,
     TooLong,
     TrialFailed,
     WrongTarget,
@@ -42,6 +43,7 @@ from regard.training import class_of, inputs_of
 from regard.types import Batch, Features, How, Of, Targets, one_by_one
 
 MOST_FAILED = 0.2  # share of the examples; with more, what is left is no sample of the data
+BIG = 1_000_000  # classes, where it is not known how many there are
 FEW = 30  # examples, below which an interval is hardly one
 # What one example can be to blame for. All else would meet every example alike, and is raised at once.
 BLAMED = (EmptyInput, NonFinite, TooLong, RuntimeError, FloatingPointError)
@@ -104,7 +106,7 @@ class Case:
         """Of each example the number of the class that it should have."""
         found: list[int | None] = []
         unknown = []
-        classes = 2 if self.head == "binary" else self.subject.head.size or math.inf
+        classes = 2 if self.head == "binary" else self.subject.head.size or BIG
         for place, one in enumerate(self.examples):
             try:
                 known = one.label if one.label is None else class_of(self.subject.head, one.label)
@@ -112,10 +114,14 @@ class Case:
             except WrongTarget:
                 known = -1
             if known is not None and not 0 <= known < classes:
-                unknown.append(f"{one.label!r} (example {self.names[place]})")
+                unknown.append((repr(one.label), self.names[place]))
         if unknown:
-            more = ", …" * (len(unknown) > 5)
-            raise InputError(f"{len(unknown)} labels are not classes of the model: {', '.join(unknown[:5])}{more}.")
+            listed = ", ".join([*dict(unknown)][:5])
+            there = ", ".join(repr(self.subject.head.name(number)) for number in range(min(classes, 10)))
+            raise InputError(
+                f"{len(unknown)} labels are not classes of the model: {listed} (the first is that of example "
+                f"{unknown[0][1]}). It has {there or 'no names'}. Rename the labels, or leave them out."
+            )
         return found
 
     def ask(self, method: str, **options: Any) -> Job:
@@ -269,7 +275,11 @@ class Part:
     def spots(self, rerun: Rerun) -> list[Spot]:
         """The sites that are edited."""
         if self.case.sites not in ("last", "all"):
-            return rerun.chosen(uniform(sites=self.case.sites))
+            try:
+                return rerun.chosen(uniform(sites=self.case.sites))
+            except (NoSuchPart, OptionError) as problem:
+                said = str(problem).removeprefix("edit uniform(): ")
+                raise type(problem)(f"{said} Or pass 'last' or 'all'.") from None
         able = [spot for spot in rerun.spots if spot.kind != "samples"]
         if not able:
             raise NotServed("all attention of this model is between examples: name the sites that are to be edited.")

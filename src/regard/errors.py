@@ -150,7 +150,32 @@ def whole_numbers(name: str, value: Any) -> list[int]:
 
 def at_least_one(name: str, value: Any, most: float = math.inf) -> int:
     """A whole number from 1 on, up to ``most``."""
-    count, *more = whole_numbers(name, value)
+    try:
+        count, *more = whole_numbers(name, value)
+    except OptionError:
+        count, more = 0, []
     if more or not 1 <= count <= most:
-        raise OptionError(f"{name}={value!r} must be 1 or more" + f", and at most {most}" * (most < math.inf) + ".")
+        up = f", and at most {most}" * (most < math.inf)
+        raise OptionError(f"{name}={value!r} must be 1 or more{up}: a whole number.")
     return count
+
+
+def within(name: str, value: Any, least: float, most: float, *, ends: str = "()") -> float:
+    """A number between two others; ``ends`` as intervals are written: "[]" with both of them, "()" without."""
+    try:
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    above = least <= number if ends[0] == "[" else least < number
+    below = number <= most if ends[1] == "]" else number < most
+    if not above or not below:
+        low = f"{least:g} or more" if ends[0] == "[" else f"above {least:g}"
+        high = "" if most == math.inf else f", and at most {most:g}" if ends[1] == "]" else f", and below {most:g}"
+        raise OptionError(f"{name}={value!r} must be a number {low}{high}.")
+    return number
+
+
+def true_or_false(name: str, value: Any) -> None:
+    """Refuse what is neither."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} must be True or False.")

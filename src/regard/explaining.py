@@ -246,7 +246,7 @@ def _records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) ->
             check=check,
             facts={name: fact[example] for name, fact in facts.items()}
             | ({} if errors is None else {"standard_error": errors[example][list(shown[0].rows)]}),
-            model=_model(trace.subject),
+            model=model_of(trace.subject),
             versions=_versions(),
             seed=job.options.get("seed"),
             picture=pictures[example],
@@ -370,7 +370,8 @@ def _traces_of_tokens(job: Job, batch: Batch, rows: list[int], tokens: list[int]
         yield replace(found.at(row).until(row), output=output, score=score, check=found.check)
 
 
-def _model(subject: Subject) -> dict[str, str]:
+def model_of(subject: Subject) -> dict[str, str]:
+    """The model's class, and the name or path that it was loaded from."""
     name = getattr(getattr(subject.model, "config", None), "_name_or_path", "")
     return {"class": type(subject.model).__name__, "name": str(name)}
 

@@ -117,7 +117,8 @@ class Finding:
             raise OptionError(f"path={str(path)!r} must end in .html.")
         both = {self.about: self.interval, **self.reference}
         levels = [{"": name, "value [95 % interval]": said(one)} for name, one in both.items()]
-        parts: list[tuple[str, Any]] = [(self.outcome, [self.sentence, pd.DataFrame(levels)])]
+        more = [f"About {self.needed} examples like these would settle it."] if self.needed else []
+        parts: list[tuple[str, Any]] = [(self.outcome, [self.sentence, *more, pd.DataFrame(levels)])]
         parts += [("Pictures", [self.plot(name) for name in self.charts])] if self.charts else []
         parts += [(name, [table.head(MOST_ROWS)]) for name, table in self.tables.items()]
         for one in self.shown:

@@ -167,8 +167,16 @@ class Verdict:
             ("Rules", [rules]),
             ("What this cannot tell", self.notes),
         ]
+        tried = {
+            f"{one.settings['model']} on {one.settings['data']}"
+            for one in self.findings.values()
+            if "model" in one.settings
+        }
+        about = "".join(f"{one}. " for one in sorted(tried))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(draw.page("Verdict", "A row for each criterion; there is no overall grade.", parts), "utf-8")
+        path.write_text(
+            draw.page("Verdict", f"{about}A row for each criterion; there is no overall grade.", parts), "utf-8"
+        )
         return path
 
 

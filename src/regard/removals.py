@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.cases import Case, Part
 from regard.erasing import BINS, erased
-from regard.errors import OptionError
+from regard.errors import OptionError, within
 from regard.measures import bootstrap
 
 
@@ -29,8 +29,10 @@ def falls(case: Case, removed: bool, bins: Sequence[float], repeats: int) -> tup
         A row for each example: "method" and "random", means over bins, and both for each bin. And what else the finding
         shows of it.
     """
-    if not bins or any(not 0 < share <= 1 for share in bins):
-        raise OptionError(f"bins={bins!r} must be shares of the words, above 0 and up to 1, such as {BINS}.")
+    if isinstance(bins, str) or not isinstance(bins, Sequence) or not bins:
+        raise OptionError(f"bins={bins!r} must be shares of the words, such as {[*BINS]}.")
+    for share in bins:
+        within("bins", share, 0, 1, ends="(]")
     jobs = {"method": case.job, **case.lots(repeats)}
     how: list[str] = []
 

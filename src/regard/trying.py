@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,8 @@ from regard.cases import FEW, Case
 from regard.catalog import Entry, modules, named
 from regard.data import Dataset, read
 from regard.data.planted import Planted
-from regard.errors import InputError, NotServed, OptionError, at_least_one
-from regard.explaining import job_for
+from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
+from regard.explaining import job_for, model_of
 from regard.finding import Finding
 from regard.types import How, Subject, Targets, one_by_one
 
@@ -91,17 +92,20 @@ def trial(
     for option, count in (("examples", examples), ("batch_size", batch_size)):
         if count is not None:
             at_least_one(option, count)
+    if whole_numbers("seed", seed)[0] < 0:
+        raise OptionError(f"seed={seed!r} must be 0 or more.")
+    judges = "explanation" in chosen.needs
+    by, more = _explanation(chosen.name, method, judges)
+    if judges and sites != "last":
+        raise OptionError(f"sites={sites!r}: {name} judges an explanation, and edits no attention. Leave it out.")
     dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
     places = dataset.places(len(dataset) if examples is None else examples, seed=seed)
     drawn = dataset if examples is None else dataset.sample(examples, seed=seed)
     if isinstance(target, list):
         target = [one_by_one(target, len(dataset))[place] for place in places]
     if len(drawn) < LEAST:
-        raise InputError(f"data holds {len(drawn)} examples. A trial needs {LEAST} at least, and {FEW} to mean much.")
-    judges = "explanation" in chosen.needs
-    if method is not None and not judges:
-        raise OptionError(f"method={method!r}: {name} edits attention itself and judges no explanation. Leave it out.")
-    by, more = ("raw", {}) if method is None else (method, {}) if isinstance(method, str) else method
+        asked = f"examples={examples}" if len(drawn) == examples else f"data holds {len(drawn)} examples"
+        raise InputError(f"{asked}: a trial needs {LEAST} at least, and {FEW} to mean much.")
     job = job_for(subject, by, more)
     if "seed" in job.options and "seed" not in more:
         job = replace(job, options={**job.options, "seed": seed})
@@ -113,11 +117,12 @@ def trial(
     result: Finding = chosen.function(case, **wanted)
     settings = ({"method": by, "options": dict(job.options)} if judges else {"sites": sites}) | {
         "examples": len(drawn), "of": len(dataset), "target": named_target(target),
+        "model": model_of(subject), "data": str(data) if isinstance(data, (str, Path)) else repr(dataset),
         "seed": seed, "batch_size": batch_size, **wanted, **result.settings,
     }  # fmt: skip
     if result.margin.n < LEAST:
         result = replace(result, supported=None)
-    warned = (*_warnings(result, drawn.skipped), *result.warnings)
+    warned = (*_warnings(result, drawn.skipped, judges and job.method.family == "control"), *result.warnings)
     for line in warned:
         log.warning("%s: %s", name, line)
     return replace(
@@ -137,11 +142,23 @@ def list_trials() -> pd.DataFrame:
     rows = [
         {
             "name": one.name, "claim": one.claim, "reference": one.reference, "criterion": one.criterion,
-            "needs": ", ".join(one.needs), "paper": one.cite, "options": ", ".join(one.options),
+            "needs": ", ".join(one.needs), "paper": one.cite,
+            "options": ", ".join(f"{option}={value!r}" for option, value in one.options.items()),
         }
         for one in found().values()
     ]  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _explanation(name: str, method: Any, judges: bool) -> tuple[str, Mapping[str, Any]]:
+    """The method on trial, and its options."""
+    if method is not None and not judges:
+        shown = method if isinstance(method, str) else method[0]
+        raise OptionError(f"method={shown!r}: {name} edits attention itself and judges no explanation. Leave it out.")
+    by = ("raw", {}) if method is None else (method, {}) if isinstance(method, str) else method
+    if not isinstance(by, tuple) or len(by) != 2 or not isinstance(by[1], Mapping):
+        raise OptionError(f"method={method!r} must be a name from regard.list_methods(), or (name, options).")
+    return by
 
 
 def named_target(target: Targets) -> Any:
@@ -162,14 +179,16 @@ def _must_serve(chosen: Trial, case: Case) -> None:
         if what in chosen.needs and missing:
             raise InputError(
                 f"{chosen.name} needs {what}, and {missing} of {len(case.examples)} examples have none. Name the "
-                f"column that holds them: regard.data.read(…, {what.removesuffix('s')}=…)."
+                f"column that holds them: regard.data.read(…, {what[:-1]}=…), or --{what[:-1]} on the command line."
             )
     if not case.subject.predicts and case.target is None:
         raise NotServed(f"{chosen.name}: the model has no classes. Pass target=, such as subject.similarity(text).")
 
 
-def _warnings(result: Finding, skipped: Sequence[Any]) -> list[str]:
+def _warnings(result: Finding, skipped: Sequence[Any], control: bool) -> list[str]:
     interval, lines = result.interval, []
+    if control:
+        lines.append("the explanation on trial is a control, which looks at nothing of the model.")
     if interval.n < LEAST:
         lines.append(f"{interval.n} examples define the statistic: nothing is claimed of fewer than {LEAST}.")
     elif interval.n < FEW:

@@ -298,7 +298,7 @@ def test_one_error_reports_all():
     assert lines[1:21] == [f"  row {row}: 'text' is missing or empty" for row in range(11, 31)]
     assert lines[21:] == [
         "  … and 12 more",
-        "Rows are counted from 1, without header and blank lines. Correct them, or leave them out by on_bad='skip'.",
+        "Rows are counted from 1, without header and blank lines. Correct them, or leave them out: regard.data.read(…, on_bad='skip'), --on-bad skip.",
     ]
     assert len(read(rows, on_bad="skip").skipped) == 32
 

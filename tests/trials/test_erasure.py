@@ -357,7 +357,7 @@ def test_what_cannot_be_served(tokenizer):
         ({"orders": "attention"}, "orders='attention' must be a list"),
         ({"orders": ["atention"]}, "order='atention' is not known. Did you mean 'attention'"),
         ({"judged": "random"}, "judged='random'"),
-        ({"judged": "rolout"}, "order='rolout' is not known. Did you mean 'rollout'"),
+        ({"judged": "rolout"}, "judged='rolout' is not known. Did you mean 'rollout'"),
         ({"repeats": 0}, "repeats=0"),
         ({"repeats": 1.5}, "repeats=1.5"),
     ],

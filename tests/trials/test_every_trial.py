@@ -164,6 +164,15 @@ def test_one_predicted_class_is_said(decisive):
         ({"name": "permutation", "method": "rollout"}, "judges no explanation"),
         ({"name": "agreement", "method": "rolout"}, "Did you mean 'rollout'"),
         ({"name": "permutation", "examples": 0}, "examples=0"),
+        ({"name": "permutation", "examples": 3}, "examples=3: a trial needs 5"),
+        ({"name": "permutation", "seed": -1}, "seed=-1 must be 0 or more"),
+        ({"name": "permutation", "n": [2, 3]}, r"n=\[2, 3\] must be 1 or more"),
+        ({"name": "permutation", "epsilon": "x"}, "epsilon='x' must be a number above 0, and below 1"),
+        ({"name": "permutation", "sites": "lastt"}, "sites='lastt' is not there.* Or pass 'last' or 'all'"),
+        ({"name": "agreement", "sites": "all"}, "sites='all': agreement judges an explanation"),
+        ({"name": "agreement", "method": 3}, "method=3 must be a name"),
+        ({"name": "agreement", "method": ("raw",)}, "must be a name from"),
+        ({"name": "comprehensiveness", "bins": 0.5}, "bins=0.5 must be shares"),
         ({"name": "plausibility"}, "plausibility needs rationales, and 40 of 40"),
     ],
 )
@@ -222,13 +231,15 @@ def test_the_spread_of_a_regression_leaves_out_what_fails():
 
 def test_labels_that_the_model_does_not_have_are_listed(decisive):
     some = [Example(text, "positive" if place % 2 else "fine", id=f"t{place}") for place, text in enumerate(texts(40))]
-    with pytest.raises(InputError, match=r"20 labels are not classes of the model: 'fine' \(example t0\), 'fine'"):
+    with pytest.raises(
+        InputError, match=r"20 labels are not classes of the model: 'fine' \(.*t0\). It has 'negative', 'positive'"
+    ):
         regard.trial(decisive, Dataset.of(some), "uniform")
 
 
 def test_numbers_that_are_no_class_are_listed_too(decisive):
     some = [Example(text, place % 3, id=f"t{place}") for place, text in enumerate(texts(30))]
-    with pytest.raises(InputError, match=r"10 labels are not classes of the model: 2 \(example t2\)"):
+    with pytest.raises(InputError, match=r"10 labels are not classes of the model: 2 \(.*t2\)"):
         regard.trial(decisive, Dataset.of(some), "uniform")
 
 
@@ -268,3 +279,16 @@ def test_what_was_produced_is_not_taken_for_the_source(tokenizer):
     subject, data = of_kind("encoder–decoder", tokenizer)
     with pytest.raises(NotServed, match="what was produced only"):
         regard.trial(subject, data, "comprehensiveness", method=("raw", {"layer": 2}))
+
+
+def test_a_control_on_trial_is_said_to_be_one(decisive):
+    found = regard.trial(decisive, texts(), "comprehensiveness", method="position")
+    assert any("is a control" in line for line in found.warnings)
+
+
+def test_a_finding_says_which_model_and_data(decisive, tmp_path):
+    path = tmp_path / "reviews.csv"
+    path.write_text("text\n" + "\n".join(texts()))
+    found = regard.trial(decisive, path, "permutation", n=2)
+    assert found.settings["data"] == str(path)
+    assert found.settings["model"]["class"] == "Pool"

@@ -92,7 +92,7 @@ def test_words_that_are_tied_are_drawn_by_lot():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"share": 0}, "share=0 must be a share"), ({"share": 1.0}, "share=1.0 must be"),
+        ({"share": 0}, "share=0 must be a number above 0, and below 1"), ({"share": 1.0}, "share=1.0 must be"),
         ({"contiguous": "yes"}, "contiguous='yes' must be True or False"), ({"repeats": 0}, "repeats=0"),
     ],
 )  # fmt: skip

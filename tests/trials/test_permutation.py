@@ -83,8 +83,11 @@ def test_the_median_of_many_shuffles_is_that_of_all_orders():
             [abs(output(weights[list(order)]) - output(weights)) for order in permutations(range(len(weights)))]
         )
         low, high = np.quantile(every, [0.45, 0.55], method="inverted_cdf")
-        assert low - 1e-6 <= row.moved <= high + 1e-6
-        assert row.most == pytest.approx(every.max(), abs=1e-6), "2,000 draws of at most 120 orders see them all"
+        if len(weights) > 1:
+            assert low - 1e-6 <= row.moved <= high + 1e-6
+            assert row.most == pytest.approx(every.max(), abs=1e-6), "2,000 draws of at most 120 orders see them all"
+        else:
+            assert np.isnan(row.moved), "a single word cannot be shuffled"
         assert row.largest == pytest.approx(weights.max(), abs=1e-6)
         assert row.removed == pytest.approx(abs(0.5 - output(weights)), abs=1e-6)
 
@@ -99,8 +102,9 @@ def test_each_shuffle_keeps_the_weights_and_gives_the_output_that_follows():
         np.testing.assert_allclose(np.sort(shuffled, -1), np.sort(weights)[None].repeat(30, 0), atol=1e-6)
         assert not seen[:, at, 0, 0, len(values) :].any(), "padding gets nothing"
         moved = [abs(output(one) - output(weights)) for one in shuffled]
-        assert found["moved"][place] == pytest.approx(np.median(moved), abs=1e-6)
-        assert found["most"][place] == pytest.approx(np.max(moved), abs=1e-6)
+        alone = np.nan if len(values) == 1 else 0.0
+        assert found["moved"][place] == pytest.approx(np.median(moved) + alone, abs=1e-6, nan_ok=True)
+        assert found["most"][place] == pytest.approx(np.max(moved) + alone, abs=1e-6, nan_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +165,13 @@ def test_the_largest_weights_fall_into_four_bins_and_one_is_in_the_last():
     ]  # fmt: skip
     table = found.tables["by class and largest weight"]
     assert table.columns.tolist() == ["predicted", "bin", "median", "count"]
-    assert table["count"].sum() == len(texts)
+    assert table["count"].sum() == len(texts) - 2, "a single word cannot be shuffled, and is undefined"
     for row in table.itertuples():
         some = found.values.query(f"predicted == {row.predicted!r} and bin == {row.bin!r}")["moved"]
-        assert row.count == len(some)
-        assert row.median == pytest.approx(np.median(some))
-    assert found.values["moved"][:2].tolist() == [0, 0], "a single word cannot be shuffled"
+        assert row.count == some.count()
+        assert row.median == pytest.approx(np.median(some), nan_ok=True)
+    assert found.values["moved"][:2].isna().all()
+    assert found.interval.undefined == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,7 +71,10 @@ def test_every_kind_of_subject_in_any_batches(kind, tokenizer):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"bins": [0]}, r"bins=\[0\] must be shares"), ({"repeats": -1}, "repeats=-1 must be 1 or more")],
+    [
+        ({"bins": [0]}, "bins=0 must be a number above 0, and at most 1"),
+        ({"repeats": -1}, "repeats=-1 must be 1 or more"),
+    ],
 )
 def test_bad_options(options, said):
     with pytest.raises(errors.OptionError, match=said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -145,7 +146,7 @@ def _option(given: str) -> tuple[str, Any]:
     """``name=value``; numbers, true, false and null are what they look like."""
     name, equals, value = given.partition("=")
     if not equals:
-        raise InputError(f"--option {given!r} is not name=value, such as layers=rollout.")
+        raise InputError(f"--option {given!r} is not name=value.")
     try:
         return name.replace("-", "_"), json.loads(value.lower() if value in ("True", "False") else value)
     except ValueError:
@@ -256,6 +257,7 @@ def _trial(
     else:
         read_from = _read(data, text, label, rationale, on_bad)
         subject, wanted = _asked(model, target, similar_to, over_limit, trust_remote_code)
+    logging.getLogger("regard").setLevel(logging.ERROR)  # warnings are part of what is shown
     found = regard.trial(subject, read_from, name, target=wanted, **asked)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -264,6 +266,7 @@ def _trial(
     _write(found, html)
     if save is not None:
         found.save(save)
+        told.print(f"written: {save}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("trials", help=helps.TRIALS_HELP)
@@ -378,6 +381,6 @@ def main() -> None:
     """Run the command line; what regard refuses is one line on stderr and exit code 2."""
     try:
         app()
-    except RegardError as problem:
+    except (RegardError, OSError) as problem:
         told.print(f"error: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -194,12 +194,10 @@ def show_trials(rows: Sequence[Mapping[Any, Any]]) -> None:
             row["criterion"] and f"criterion: {row['criterion']}",
             row["paper"],
         ]
-        details = Text(" · ".join(one for one in about if one), style="dim")
-        table.add_row(
-            row["name"], Text.assemble(row["claim"], "\n", ("held against: " + row["reference"], "dim"), "\n", details)
-        )
+        lines = [f"held against: {row['reference']}", " · ".join(one for one in about if one)]
+        lines += [f"options: {row['options']}"] if row["options"] else []
+        table.add_row(row["name"], Text.assemble(row["claim"], ("\n" + "\n".join(lines), "dim")))
     shown.print(table)
-    shown.print("Their options: regard trials --json", style="dim", highlight=False)
 
 
 def show_league(table: pd.DataFrame) -> None:

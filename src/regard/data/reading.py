@@ -323,7 +323,11 @@ def _report(name: str, bad: list[BadRow], problems: Counter[str], good: int) -> 
     lines = [f"{name}: {count} of {count + good} rows cannot be used ({kinds})."]
     lines += [f"  row {one.row}: {one.problem}" for one in bad[:LISTED]]
     lines += [f"  … and {count - LISTED} more"] if count > LISTED else []
-    step = "Correct them, or leave them out by on_bad='skip'." if good else "There is no other row."
+    step = (
+        "Correct them, or leave them out: regard.data.read(…, on_bad='skip'), --on-bad skip."
+        if good
+        else "There is no other row."
+    )
     return "\n".join([*lines, f"Rows are counted from 1, without header and blank lines. {step}"])
 
 

@@ -51,9 +51,9 @@ def histogram(
         level: a dashed line.
     """
     some = _clean(data, [x], by)
-    base = _based(some, [x], by).mark_bar(opacity=0.7, binSpacing=0)
+    base = _based(some, [x], by).mark_bar(binSpacing=0)
     base = base.encode(
-        x=alt.X("x:Q", bin=alt.Bin(maxbins=20), title=x), y=alt.Y("count()", stack=None, title="examples")
+        x=alt.X("x:Q", bin=alt.Bin(maxbins=20), title=x), y=alt.Y("count()", stack="zero", title="examples")
     )
     return _finished([base, *_line(level, "x")], some[[x]], title, caption)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.attention import Rerun, edits
 from regard.attention.edits import Place
 from regard.cases import Case, Part, edited, removed
-from regard.errors import NoGradient, OptionError, choose, whole_numbers
+from regard.errors import NoGradient, OptionError, at_least_one, choose, within
 from regard.finding import Finding, below, holds, level, said
 from regard.measures import bootstrap, jsd
 from regard.progress import Counter
@@ -64,18 +64,18 @@ def adversarial(
         heads: "free": each head has an adversary of its own; "shared": all have the same.
         between_seeds: 95th percentile of the divergence between models that differ in nothing but their seed.
     """
-    if min(whole_numbers("k", k) + whole_numbers("steps", steps)) < 1:
-        raise OptionError(f"k={k!r} and steps={steps!r} must be 1 or more.")
-    if not 0 <= epsilon_search <= epsilon < 1:
+    at_least_one("k", k)
+    at_least_one("steps", steps)
+    within("epsilon", epsilon, 0, 1)
+    if within("epsilon_search", epsilon_search, 0, 1, ends="[)") > epsilon:
         raise OptionError(
             f"epsilon_search={epsilon_search!r} must be 0 or more and at most epsilon={epsilon!r}, which is below 1: "
             "an adversary that the search is content with must count."
         )
     for name, value in (("penalty", penalty), ("learning_rate", learning_rate), ("spread", spread)):
-        if not 0 < value < math.inf:
-            raise OptionError(f"{name}={value!r} must be a number above 0.")
-    if between_seeds is not None and not 0 < between_seeds < math.log(2):
-        raise OptionError(f"between_seeds={between_seeds!r} must be between 0 and ln 2, or None.")
+        within(name, value, 0, math.inf)
+    if between_seeds is not None:
+        within("between_seeds", between_seeds, 0, math.log(2))
     choose("heads", heads, ("free", "shared"))
     what: list[Any] = []
     shown: dict[str, dict[str, Any]] = {}
@@ -115,6 +115,8 @@ def adversarial(
     interval, unused = (bootstrap(values[name], seed=case.seed) for name in ("epsilon_max_jsd", "removed"))
     most = STAND_IN if between_seeds is None else between_seeds
     margin, idle, missed = below(interval, most), unused.high <= epsilon, float((values["found"] == 0).mean())
+    # what the search has not found counts as 0, so that a search which has not done its work must not be taken for none
+    supported = None if idle or (missed > MISSED and holds(margin)) else holds(margin)
     why = "a stand-in for what seeds make" if between_seeds is None else "95 % of models of another seed differ less"
     sentence = (
         f"Of {k} adversaries the farthest that moves the output by at most {epsilon:g} ({case.unit}) differs from "
@@ -125,7 +127,7 @@ def adversarial(
     by_class = values.groupby("predicted", as_index=False)[["epsilon_max_jsd", "per_head_jsd", "moved", "found"]].mean()
     farthest = values.nlargest(SHOWN, "epsilon_max_jsd")["example"]
     return Finding(
-        "adversarial", "mean ε-max JSD", interval, margin, None if idle else holds(margin), sentence, values,
+        "adversarial", "mean ε-max JSD", interval, margin, supported, sentence, values,
         reference={"very different": level(most), "attention removed": unused}, failed=failed,
         tables={"means by class": by_class},
         charts={
@@ -134,7 +136,7 @@ def adversarial(
             "how far it moves the output": {"kind": "points", "x": "epsilon_max_jsd", "y": "moved", "by": "predicted"},
         },
         shown=tuple({"example": name} | shown[name] for name in farthest if shown[name]["maps"]),
-        settings={"edited": what}, settles=not idle,
+        settings={"edited": what}, settles=not idle and missed <= MISSED,
         warnings=(f"in {missed:.0%} of the examples the search found none; they count as 0. Try more steps.",)
         if missed > MISSED else (),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from regard import measures
 from regard.cases import Case, Part
-from regard.errors import InputError, OptionError
+from regard.errors import InputError, true_or_false, within
 from regard.finding import Finding, above, level, said
 from regard.measures import bootstrap
 
@@ -40,10 +40,8 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
         through_attention: False: attention is a constant for the gradient, as Jain & Wallace have it.
         of_ceiling: the part of the references' own agreement that is asked for.
     """
-    if isinstance(of_ceiling, bool) or not 0 < of_ceiling <= 1:
-        raise OptionError(f"of_ceiling={of_ceiling!r} must be above 0, and at most 1.")
-    if not isinstance(through_attention, bool):
-        raise OptionError(f"through_attention={through_attention!r} must be True or False.")
+    within("of_ceiling", of_ceiling, 0, 1, ends="(]")
+    true_or_false("through_attention", through_attention)
     name = case.job.method.name
     judged = [one for one in REFERENCES if one != name]  # with itself it would agree
     varied: set[str] = set()

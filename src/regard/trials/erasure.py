@@ -17,7 +17,7 @@ from regard.attention.sites import Part as Tile
 from regard.cases import Array, Case, Part, edited, looks, on_tokens
 from regard.catalog import found, named
 from regard.erasing import units
-from regard.errors import NotServed, OptionError, whole_numbers
+from regard.errors import NotServed, OptionError, at_least_one
 from regard.explaining import traces_for
 from regard.finding import Finding, holds, level, said
 from regard.measures import bootstrap, jsd
@@ -44,14 +44,14 @@ def erasure(case: Case, *, orders: Sequence[str] = OWN, judged: str = "attention
         judged: the ranking that the claim is about.
         repeats: how many random orders of each example.
     """
-    if isinstance(orders, str) or judged == "random" or whole_numbers("repeats", repeats)[0] < 1:
-        raise OptionError(
-            f"orders={orders!r} must be a list of names, judged={judged!r} not 'random', which it is held against, and "
-            f"repeats={repeats!r} 1 or more."
-        )
+    at_least_one("repeats", repeats)
+    if isinstance(orders, str) or not isinstance(orders, Sequence):
+        raise OptionError(f"orders={orders!r} must be a list of names, such as {[*OWN]}.")
+    if judged == "random":
+        raise OptionError("judged='random' is what it is held against. Name another order.")
     names = [name for name in dict.fromkeys([judged, *orders]) if name != "random"]
     known = {**found(), **dict.fromkeys(OWN)}  # the paper's gradients are not the methods of that name
-    jobs = {name: case.ask(name) for name in names if named("order", name, known)}
+    jobs = {name: case.ask(name) for name in names if named("judged" if name == judged else "order", name, known)}
     what: list[Any] = []
 
     def work(part: Part) -> dict[str, Any]:

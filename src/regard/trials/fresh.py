@@ -13,7 +13,7 @@ import torch
 
 from regard.cases import Array, Case, Part
 from regard.erasing import without
-from regard.errors import OptionError
+from regard.errors import true_or_false, within
 from regard.finding import Finding, holds, said
 from regard.measures import bootstrap, paired
 from regard.rationales import ranked
@@ -36,10 +36,8 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
         contiguous: the words side by side whose scores have the largest sum, instead of those with the largest scores.
         repeats: how often the random control is drawn.
     """
-    if not 0 < share < 1:
-        raise OptionError(f"share={share!r} must be a share of the words, above 0 and below 1.")
-    if not isinstance(contiguous, bool):
-        raise OptionError(f"contiguous={contiguous!r} must be True or False.")
+    within("share", share, 0, 1)
+    true_or_false("contiguous", contiguous)
     jobs = {"method": case.job, **case.lots(repeats)}
     labelled = any(one.label is not None for one in case.examples)
     how: list[str] = []

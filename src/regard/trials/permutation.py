@@ -11,8 +11,8 @@ import pandas as pd
 
 from regard.attention import edits
 from regard.attention.editing import Spot
-from regard.cases import Case, Part, edited, looks, removed
-from regard.errors import NotServed, OptionError, whole_numbers
+from regard.cases import Case, Part, edited, looks, on_tokens, removed
+from regard.errors import NotServed, at_least_one, true_or_false, within
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import bootstrap
 
@@ -33,8 +33,9 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
         shared: one permutation for all heads.
         epsilon: the change of the output from which it counts.
     """
-    if whole_numbers("n", n)[0] < 1 or not 0 < epsilon < 1:
-        raise OptionError(f"n={n!r} must be 1 or more, and epsilon={epsilon!r} between 0 and 1.")
+    at_least_one("n", n)
+    within("epsilon", epsilon, 0, 1)
+    true_or_false("shared", shared)
     what: list[Any] = []
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
@@ -43,6 +44,8 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
         what[:] = edited(rerun, spots)
         shuffled = edits.permute(case.seed, shared=shared, sites=[spot.index for spot in spots])
         moved = part.moved(rerun(shuffled, variants=n))
+        alone = np.array([len(weights) < 2 for weights in on_tokens(part, (part.batch.source or part.batch).real)])
+        moved[:, alone] = np.nan  # a single word cannot be shuffled
         return {
             "moved": np.median(moved, 0), "most": moved.max(0), "removed": removed(part, rerun, spots),
             "largest": _largest(part, spots),

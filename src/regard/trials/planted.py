@@ -32,7 +32,7 @@ def planted(case: Case) -> Finding:
     if not isinstance(case.data, Planted):
         raise InputError(
             f"planted needs data whose cause is known, and this is a {type(case.data).__name__}. Pass "
-            "regard.data.planted.plant(task), of which the model has learned .train."
+            "regard.data.planted.plant(task), of which the model has learned .train, or --planted TASK."
         )
     sure = confirm(case.data, lambda inputs: predict(case.subject, inputs))
     masks = {one.id: mask for one, mask in zip(case.data.test, sure.truth, strict=True)}

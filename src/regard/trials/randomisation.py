@@ -9,7 +9,7 @@ import pandas as pd
 
 from regard.attention.lookalikes import Layer, layers, lookalike, redrawn
 from regard.cases import Case, Part
-from regard.errors import NotServed, OptionError, whole_numbers
+from regard.errors import NotServed, at_least_one, within
 from regard.finding import Finding, below, holds, level, said
 from regard.likeness import alike, chance, must_be_defined, sizes
 from regard.measures import bootstrap
@@ -37,10 +37,9 @@ def randomisation(case: Case, *, most: float = 0.5, draws: int = 3, depths: int 
         draws: how often all weights are drawn, each in memory at once; the statistic is a mean over them.
         depths: how many layers there are at most; in deeper models neighbours are randomised together.
     """
-    if not -1 < most <= 1 or min(*whole_numbers("draws", draws), *whole_numbers("depths", depths)) < 1:
-        raise OptionError(
-            f"most={most!r} must be above −1 and at most 1, draws={draws!r} and depths={depths!r} 1 or more."
-        )
+    within("most", most, -1, 1, ends="(]")
+    at_least_one("draws", draws)
+    at_least_one("depths", depths)
     cut: list[Layer] = []  # the top first
     twins: dict[str, Any] = {}
 

@@ -16,7 +16,7 @@ from regard.attention.entrance import Entrance
 from regard.attention.lookalikes import Trembling, dropouts, dropping
 from regard.attention.running import batch_of
 from regard.cases import Case, Part
-from regard.errors import InputError, NotServed, OptionError, whole_numbers
+from regard.errors import InputError, NotServed, at_least_one, true_or_false, within
 from regard.finding import Finding, above, holds, level, said
 from regard.likeness import alike, chance, must_be_defined, sizes
 from regard.measures import bootstrap
@@ -53,10 +53,10 @@ def stability(
         repeats: runs of each kind; those with another prediction are not compared.
         least: the mean τ from which explanations count as the same.
     """
-    if whole_numbers("repeats", repeats)[0] < 1 or not 0 < noise < np.inf or not -1 <= least < 1:
-        raise OptionError(
-            f"repeats={repeats!r} must be 1 or more, noise={noise!r} above 0, and least={least!r} from −1 to below 1."
-        )
+    at_least_one("repeats", repeats)
+    within("noise", noise, 0, np.inf)
+    within("least", least, -1, 1, ends="[)")
+    true_or_false("dropout", dropout)
     widths = _widths(case) if case.kind == "table" else {}
     modules: dict[str, Any] = {}
     seeds = [(case.seed, number) for number in range(repeats)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.attention import edits
 from regard.attention.edits import Place
 from regard.cases import Case, Part, edited, removed
-from regard.errors import OptionError
+from regard.errors import true_or_false, within
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import Interval, bootstrap, paired
 
@@ -35,8 +35,8 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
         epsilon: the change of the output from which it counts.
         profile: also each head alone, which costs up to a forward pass for each.
     """
-    if isinstance(epsilon, bool) or not 0 < epsilon < 1 or not isinstance(profile, bool):
-        raise OptionError(f"epsilon={epsilon!r} must be between 0 and 1, and profile={profile!r} True or False.")
+    within("epsilon", epsilon, 0, 1)
+    true_or_false("profile", profile)
     case = replace(case, sites="all") if case.sites == "last" else case
     decides = case.head in ("softmax", "binary")
     labels = case.labels if decides and any(one.label is not None for one in case.examples) else []
