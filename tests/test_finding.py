@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from regard.errors import InputError, OptionError
-from regard.finding import Finding, above, below, holds, level
+from regard.finding import Finding, above, below, holds, level, readable
 from regard.measures import Interval, bootstrap
 
 NUMBERS = np.linspace(-0.2, 0.4, 40)
@@ -184,3 +184,10 @@ def test_a_single_finding_is_judged_too():
 
 def test_what_more_examples_would_not_settle_needs_none():
     assert finding(margin=Interval(0.1, -0.1, 0.3, 50, 0), settles=False).needed is None
+
+
+def test_three_columns_are_read_as_one():
+    table = pd.DataFrame(
+        {"site": [0, 1], "moved": [0.1, np.nan], "moved_low": [0.05, np.nan], "moved_high": [0.2, np.nan]}
+    )
+    assert readable(table).to_dict(orient="list") == {"site": [0, 1], "moved": ["0.100 [0.050, 0.200]", "–"]}

@@ -120,7 +120,7 @@ class Finding:
         more = [f"About {self.needed} examples like these would settle it."] if self.needed else []
         parts: list[tuple[str, Any]] = [(self.outcome, [self.sentence, *more, pd.DataFrame(levels)])]
         parts += [("Pictures", [self.plot(name) for name in self.charts])] if self.charts else []
-        parts += [(name, [table.head(MOST_ROWS)]) for name, table in self.tables.items()]
+        parts += [(name, [readable(table.head(MOST_ROWS))]) for name, table in self.tables.items()]
         for one in self.shown:
             lines = [
                 draw.text_line(one["words"], scores, title=name, caption=one["caption"])
@@ -174,6 +174,16 @@ def said(interval: Interval) -> str:
     if not interval.n and interval.low == interval.high:
         return f"{interval.value:.3g}"
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with "value [low, high]" in one column, where it has three of them."""
+    shown = table.copy()
+    for name in [one for one in table.columns if {f"{one}_low", f"{one}_high"} <= {*table.columns}]:
+        ends = table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+        shown[name] = ["{:.3f} [{:.3f}, {:.3f}]".format(*row) if row[0] == row[0] else "–" for row in ends]
+        shown = shown.drop(columns=[f"{name}_low", f"{name}_high"])
+    return shown
 
 
 def level(value: float) -> Interval:

@@ -17,7 +17,7 @@ from regard.attention import Ignored
 from regard.comparison import FOOTNOTE, MEASURES, Comparison
 from regard.diagnosis import Diagnosis
 from regard.explanation import Explanation
-from regard.finding import Finding, said
+from regard.finding import Finding, readable, said
 
 shown = Console()
 # Progress and complaints go to stderr, so that stdout can be piped.
@@ -177,7 +177,7 @@ def show_finding(found: Finding) -> None:
     )
     for name, table in found.tables.items():
         shown.print(f"\n{name}", style="bold", highlight=False)
-        _print_frame(table.head(MOST_ROWS).map(_shortened))
+        _print_frame(readable(table.head(MOST_ROWS)).map(_shortened))
         if len(table) > MOST_ROWS:
             shown.print(f"… {len(table) - MOST_ROWS} more rows: --json, --save or --html", style="dim", highlight=False)
     for line in found.warnings:
