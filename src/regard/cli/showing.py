@@ -218,9 +218,7 @@ def _cell(numbers: Iterable[float]) -> str:
 def _print_frame(frame: pd.DataFrame) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in frame.columns:
-        words = (
-            frame[name].map(lambda cell: str(cell)[:1].isalpha()).any()
-        )  # to the left, numbers to the right
+        words = frame[name].map(lambda cell: str(cell)[:1].isalpha()).any()  # to the left, numbers to the right
         table.add_column(str(name), justify="left" if words else "right", overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(Text(str(cell)) for cell in row))
