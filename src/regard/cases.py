@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter as Counted
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from regard.attention import Rerun, Trace, trace
 from regard.attention.editing import Spot
 from regard.attention.edits import Rows, Sites, scale, uniform
 from regard.attention.running import batch_of
-from regard.catalog import method_named
 from regard.data import Example
 from regard.data.dataset import Kind
 from regard.erasing import Values, possible
@@ -39,11 +39,10 @@ from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
 from regard.methods.raw import raw
 from regard.progress import Counter
-from regard.training import class_of, inputs_of
+from regard.training import class_of, inputs_of, length_of
 from regard.types import Batch, Features, How, Of, Targets, one_by_one
 
 MOST_FAILED = 0.2  # share of the examples; with more, what is left is no sample of the data
-BIG = 1_000_000  # classes, where it is not known how many there are
 FEW = 30  # examples, below which an interval is hardly one
 # What one example can be to blame for. All else would meet every example alike, and is raised at once.
 BLAMED = (EmptyInput, NonFinite, TooLong, RuntimeError, FloatingPointError)
@@ -106,7 +105,7 @@ class Case:
         """Of each example the number of the class that it should have."""
         found: list[int | None] = []
         unknown = []
-        classes = 2 if self.head == "binary" else self.subject.head.size or BIG
+        classes = 2 if self.head == "binary" else self.subject.head.size or math.inf  # not known: none is refused
         for place, one in enumerate(self.examples):
             try:
                 known = one.label if one.label is None else class_of(self.subject.head, one.label)
@@ -117,17 +116,16 @@ class Case:
                 unknown.append((repr(one.label), self.names[place]))
         if unknown:
             listed = ", ".join([*dict(unknown)][:5])
-            there = ", ".join(repr(self.subject.head.name(number)) for number in range(min(classes, 10)))
+            there = ", ".join(repr(self.subject.head.name(number)) for number in range(int(min(classes, 10))))
             raise InputError(
                 f"{len(unknown)} labels are not classes of the model: {listed} (the first is that of example "
-                f"{unknown[0][1]}). It has {there or 'no names'}. Rename the labels, or leave them out."
+                f"{unknown[0][1]}). It has {there}. Rename the labels, or leave them out."
             )
         return found
 
     def ask(self, method: str, **options: Any) -> Job:
-        """What another method is asked; what draws lots takes the seed."""
-        seeded = {"seed": self.seed} if "seed" in method_named(method).options else {}
-        return job_for(self.subject, method, {**seeded, **options})
+        """What another method is asked."""
+        return job_for(self.subject, method, options, self.seed)
 
     def lots(self, repeats: int) -> dict[str, Job]:
         """The random control so many times, with seeds that the explanation on trial does not have."""
@@ -144,7 +142,7 @@ class Case:
 
     def parts(self) -> list[Part]:
         """All examples in batches of like lengths."""
-        order = sorted(range(len(self.examples)), key=lambda place: -_length(self.examples[place]))
+        order = sorted(range(len(self.examples)), key=lambda place: -length_of(self.examples[place]))
         size = self.batch_size
         return [Part(self, order[start : start + size]) for start in range(0, len(order), size)]
 
@@ -386,8 +384,3 @@ def truth_on(example: Example, words: Sequence[str]) -> NDArray[np.bool_] | None
             at += 1
         found.append(marked)
     return np.array(found)
-
-
-def _length(example: Example) -> int:
-    given = example.input
-    return len(given) if isinstance(given, str) else sum(map(len, given)) if isinstance(given, tuple) else 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regard.attention.running import batch_of, must_be_subject
 from regard.cases import on_words, truth_on
-from regard.catalog import found, method_named
+from regard.catalog import found
 from regard.comparison import Comparison, Numbers, summarise
 from regard.data import Dataset, Example, read
 from regard.data.planted import confirm
@@ -168,8 +168,7 @@ class _Run:
         for entry in wanted:
             name, options = (entry, {}) if isinstance(entry, str) else entry
             label = name + "".join(f" {key}={value}" for key, value in options.items())
-            seeded = {"seed": self.seed} if "seed" in method_named(name).options and "seed" not in options else {}
-            jobs[label] = job_for(self.subject, name, {**options, **seeded})
+            jobs[label] = job_for(self.subject, name, options, self.seed)
             self.families[label] = jobs[label].method.family
         jobs["random"] = replace(jobs["random"], of=self.scalar)  # so there is a trace to measure erasing against
         if clash := jobs.keys() & self.adopted.keys():

@@ -162,10 +162,11 @@ class Job:
         return _records(self, trace, self.method(trace, **self.options))
 
 
-def job_for(subject: Subject, method: str, options: Mapping[str, Any]) -> Job:
-    """What a method is asked when nothing else is said."""
+def job_for(subject: Subject, method: str, options: Mapping[str, Any], seed: int = 0) -> Job:
+    """What a method is asked when nothing else is said; what draws lots takes the seed."""
     chosen = method_named(method)
-    return Job(subject, chosen, chosen.chosen(options), _scalar(chosen, subject), subject.special, "keep")
+    seeded = {"seed": seed, **options} if "seed" in chosen.options else options
+    return Job(subject, chosen, chosen.chosen(seeded), _scalar(chosen, subject), subject.special, "keep")
 
 
 def traces_for(jobs: Sequence[Job], batch: Batch, target: Targets) -> dict[Of, Trace]:

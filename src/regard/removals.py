@@ -11,23 +11,21 @@ import pandas as pd
 from regard.cases import Case, Part
 from regard.erasing import BINS, erased
 from regard.errors import OptionError, within
-from regard.measures import bootstrap
+from regard.finding import Finding, holds, said
+from regard.measures import bootstrap, paired
 
 
-def falls(case: Case, removed: bool, bins: Sequence[float], repeats: int) -> tuple[pd.DataFrame, dict[str, Any]]:
+def against_random(case: Case, name: str, bins: Sequence[float], repeats: int, *, removed: bool) -> Finding:
     """How far what is explained falls without the words that the explanation ranks highest, or with these alone.
 
     A regression has no side to fall to: its change counts by its size, in standard deviations.
 
     Args:
         case: what is on trial.
-        removed: the words are removed; or all others.
+        name: of the trial.
         bins: how many words, as shares of all.
         repeats: how often the random control is drawn.
-
-    Returns:
-        A row for each example: "method" and "random", means over bins, and both for each bin. And what else the finding
-        shows of it.
+        removed: the words are removed, and a larger fall is better; or all others are, and a smaller one is.
     """
     if isinstance(bins, str) or not isinstance(bins, Sequence) or not bins:
         raise OptionError(f"bins={bins!r} must be shares of the words, such as {[*BINS]}.")
@@ -43,16 +41,34 @@ def falls(case: Case, removed: bool, bins: Sequence[float], repeats: int) -> tup
         sizes = np.stack([*fallen.values()]) / case.scale  # job example bin
         sizes = np.abs(sizes) if case.head == "regression" else sizes
         both = {"method": sizes[0], "random": sizes[1:].mean(0)}
-        of_bins = {f"{name} {share:g}": one[:, at] for name, one in both.items() for at, share in enumerate(bins)}
-        return {**{name: one.mean(1) for name, one in both.items()}, **of_bins}
+        of_bins = {f"{by} {share:g}": one[:, at] for by, one in both.items() for at, share in enumerate(bins)}
+        return {**{by: one.mean(1) for by, one in both.items()}, **of_bins}
 
     values, failed = case.each("removing words", work)
     curve = []
     for share in bins:
-        for name in ("method", "random"):
-            one = bootstrap(values[f"{name} {share:g}"], seed=case.seed)
-            curve.append({"share": share, "by": name, "fall": one.value, "fall_low": one.low, "fall_high": one.high})
+        for by in ("method", "random"):
+            one = bootstrap(values[f"{by} {share:g}"], seed=case.seed)
+            curve.append({"share": share, "by": by, **one.cells("fall")})
     title = f"fall by share {'removed' if removed else 'kept'}"
     chart = {"kind": "lines", "table": "curve", "x": "share", "y": "fall", "by": "by"}
-    tables = {"curve": pd.DataFrame(curve)}
-    return values, {"failed": failed, "tables": tables, "charts": {title: chart}, "settings": {"how": how[0]}}
+    interval, random = (bootstrap(values[by], seed=case.seed) for by in ("method", "random"))
+    margin = paired(*(values[by] for by in (("method", "random") if removed else ("random", "method"))), seed=case.seed)
+    first, other = (
+        ("Without the words", "without as many random words")
+        if removed
+        else ("With nothing but the words", "with as many random words alone")
+    )
+    falls = {"regression": "changes, in standard deviations,", "embedding": "falls"}.get(
+        case.head, "(probability) falls"
+    )
+    sentence = (
+        f"{first} that {case.job.method.name} ranks highest, what is explained {falls} by {said(interval)}, mean over "
+        f"{len(bins)} shares of the words and {interval.n} examples; {other} by {said(random)}. The difference is "
+        f"{said(margin)}."
+    )
+    return Finding(
+        name, name, interval, margin, holds(margin), sentence, values,
+        reference={"random": random, "above random" if removed else "below random": margin}, failed=failed,
+        tables={"curve": pd.DataFrame(curve)}, charts={title: chart}, settings={"how": how[0]},
+    )  # fmt: skip

@@ -99,16 +99,14 @@ def trial(
     if judges and sites != "last":
         raise OptionError(f"sites={sites!r}: {name} judges an explanation, and edits no attention. Leave it out.")
     dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
-    places = dataset.places(len(dataset) if examples is None else examples, seed=seed)
-    drawn = dataset if examples is None else dataset.sample(examples, seed=seed)
+    size = len(dataset) if examples is None else examples
+    drawn = dataset.sample(size, seed=seed) if size else dataset
     if isinstance(target, list):
-        target = [one_by_one(target, len(dataset))[place] for place in places]
+        target = [one_by_one(target, len(dataset))[place] for place in dataset.places(size, seed=seed)]
     if len(drawn) < LEAST:
         asked = f"examples={examples}" if len(drawn) == examples else f"data holds {len(drawn)} examples"
         raise InputError(f"{asked}: a trial needs {LEAST} at least, and {FEW} to mean much.")
-    job = job_for(subject, by, more)
-    if "seed" in job.options and "seed" not in more:
-        job = replace(job, options={**job.options, "seed": seed})
+    job = job_for(subject, by, more, seed)
     case = Case(
         subject, data, tuple(drawn), dataset.kind, job, sites=sites, target=target, how=how, seed=seed,
         batch_size=batch_size,
@@ -116,7 +114,7 @@ def trial(
     _must_serve(chosen, case)
     result: Finding = chosen.function(case, **wanted)
     settings = ({"method": by, "options": dict(job.options)} if judges else {"sites": sites}) | {
-        "examples": len(drawn), "of": len(dataset), "target": named_target(target),
+        "examples": len(drawn), "of": len(dataset), "target": _named_target(target),
         "model": model_of(subject), "data": str(data) if isinstance(data, (str, Path)) else repr(dataset),
         "seed": seed, "batch_size": batch_size, **wanted, **result.settings,
     }  # fmt: skip
@@ -161,10 +159,10 @@ def _explanation(name: str, method: Any, judges: bool) -> tuple[str, Mapping[str
     return by
 
 
-def named_target(target: Targets) -> Any:
+def _named_target(target: Targets) -> Any:
     """A target as it is recorded: functions by their names."""
     if isinstance(target, list):
-        return [named_target(one) for one in target]
+        return [_named_target(one) for one in target]
     return getattr(target, "__name__", type(target).__name__) if callable(target) else target
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from regard.attention.replay import Call, Running, shadowed
-from regard.attention.running import run, undisturbed
+from regard.attention.running import quantised, run, undisturbed
 from regard.attention.shadowing import shadowing
 from regard.attention.tape import Tape
 from regard.errors import NotServed
@@ -103,9 +103,8 @@ def lookalike(subject: Subject, instead: Mapping[str, Tensor]) -> Any:
 def redrawn(subject: Subject, seed: Seed) -> dict[str, Tensor]:
     """For each parameter, by name, one drawn from a normal distribution with its mean and standard deviation."""
     drawn: dict[str, Tensor] = {}
-    for name, module in subject.model.named_modules():
-        if ".quantized." in type(module).__module__:
-            raise NotServed(f"{name} is an integer-quantised {type(module).__name__}, whose weights cannot be drawn.")
+    for what in quantised(subject.model):
+        raise NotServed(f"{what}, whose weights cannot be drawn.")
     for name, own in subject.model.named_parameters():
         if not own.is_floating_point():
             raise NotServed(f"{name} holds whole numbers ({own.dtype}), which cannot be drawn.")

@@ -73,9 +73,15 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: Gradients) -> 
 
 def must_differentiate(model: nn.Module) -> None:
     """Refuse models with integer-quantised layers: gradients would go around them, and be wrong without a word."""
+    for what in quantised(model):
+        raise NoGradient(f"{what}, which has no gradient.")
+
+
+def quantised(model: nn.Module) -> Iterator[str]:
+    """The integer-quantised layers of a model, in words."""
     for name, module in model.named_modules():
         if ".quantized." in type(module).__module__:
-            raise NoGradient(f"{name} is an integer-quantised {type(module).__name__}, which has no gradient.")
+            yield f"{name} is an integer-quantised {type(module).__name__}"
 
 
 def out_of_memory(problem: BaseException) -> bool:

@@ -257,8 +257,8 @@ def _trial(
     else:
         read_from = _read(data, text, label, rationale, on_bad)
         subject, wanted = _asked(model, target, similar_to, over_limit, trust_remote_code)
-    logging.getLogger("regard").setLevel(logging.ERROR)  # warnings are part of what is shown
-    found = regard.trial(subject, read_from, name, target=wanted, **asked)
+    with _unlogged():  # warnings are part of what is shown
+        found = regard.trial(subject, read_from, name, target=wanted, **asked)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
     else:
@@ -365,6 +365,18 @@ def _opened(model: str, *, over_limit: str = "error", trust_remote_code: bool) -
         told.print(f"loading {model}", style="dim", markup=False, highlight=False)
     # open_subject refuses other values of over_limit
     return open_subject(model, over_limit=over_limit, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """No warnings on stderr, for the length of a block."""
+    logger = logging.getLogger("regard")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

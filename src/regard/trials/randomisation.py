@@ -99,7 +99,7 @@ def _table(case: Case, values: pd.DataFrame, how: str, cut: Sequence[Layer]) -> 
     for number, one in enumerate(cut, 1):
         tau, top_k = (bootstrap(values[f"{how} {number} {name}"], seed=case.seed) for name in ("tau", "top_k"))
         rows.append({
-            "layers from the top": number, "modules": one.name, "tau": tau.value, "tau_low": tau.low,
-            "tau_high": tau.high, "top_k": top_k.value, "n": tau.n, "undefined": tau.undefined,
+            "layers from the top": number, "modules": one.name, **tau.cells("tau"), "top_k": top_k.value, "n": tau.n,
+            "undefined": tau.undefined,
         })  # fmt: skip
     return pd.DataFrame(rows)
