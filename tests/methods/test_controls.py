@@ -54,11 +54,11 @@ def test_position_falls_within_each_of_two_sequences(translator):
 def test_random_numbers_are_uniform_between_0_and_1(subject):
     texts = ["a moving film that never ends, so dull"]
     drawn = np.concatenate([
-        regard.explain(subject, texts, method="random", seed=seed)[0].scores for seed in range(40)
+        regard.explain(subject, texts, method="random", seed=seed)[0].words()["score"] for seed in range(40)
     ])  # fmt: skip
     assert drawn.min() >= 0
     assert drawn.max() < 1
-    assert len(np.unique(drawn)) == len(drawn) > 400
+    assert len(np.unique(drawn)) == len(drawn) > 300
     # a mean of n uniform numbers has standard error √(1/12n); five of them
     assert abs(drawn.mean() - 0.5) < 5 * np.sqrt(1 / 12 / len(drawn))
     assert abs((drawn < 0.25).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / len(drawn))
@@ -82,12 +82,31 @@ def test_random_is_the_same_in_every_process(subject):
     """Drawn by a generator seeded with the seed and a checksum of the tokens: nothing that Python salts, or time."""
     for why in regard.explain(subject, TEXTS, method="random", seed=6):
         checksum = zlib.crc32("\0".join(why.features.tokens).encode())
-        assert_close(why.scores, np.random.default_rng([6, checksum]).random(len(why.features.tokens)))
+        lots = np.random.default_rng([6, checksum]).random(len(why.features.tokens))
+        words = np.array([-1 if word is None else word for word in why.features.word])
+        expected = [
+            lots[at] if word < 0 else lots[np.flatnonzero(words == word)[0]] / (words == word).sum()
+            for at, word in enumerate(words)
+        ]
+        assert_close(why.scores, expected)
+
+
+def test_random_knows_nothing_of_pieces(subject):
+    """A word of many pieces gets no more than others: chance must not find rare words."""
+    text = "so unbelievably so"
+    drawn = [regard.explain(subject, text, method="random", seed=seed, special="drop") for seed in range(200)]
+    assert drawn[0].features.word.count(1) > 1
+    words = np.stack([why.words()["score"] for why in drawn])
+    assert abs(words[:, 1].mean() - words[:, 0].mean()) < 5 * np.sqrt(2 / 12 / 200)
+    assert words[:, 1].max() < 1
 
 
 def test_random_draws_for_both_sequences(translator):
     (why,) = regard.explain(translator, [PAIRS[0]], method="random", seed=1)
-    assert len(np.unique(why.scores)) == len(why.features.tokens) == sum(why.parts.values())
+    words = {word for word in why.features.word if word is not None}
+    special = why.features.word.count(None)
+    assert len(np.unique(why.scores)) == len(words) + special
+    assert len(why.scores) == sum(why.parts.values())
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "a", True, None])

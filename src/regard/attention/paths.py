@@ -7,6 +7,7 @@ vector × matrix, so that no matrix is formed. In models with two sequences they
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from regard.attention.sites import Site, Weigh
 from regard.attention.tracing import Trace
 from regard.errors import NotServed, OptionError, choose
 from regard.memory import must_fit
-from regard.types import Scores
+from regard.types import Features, Scores
 
 Strand = Literal["rows", "source", "pool"]
 Layers = Literal["last", "mean", "rollout"] | int
@@ -128,12 +129,13 @@ def from_layers(
     return Scores(found.get("rows"), found.get("source"), axes)
 
 
-def on_tokens(trace: Trace, numbers: Callable[[int, tuple[str, ...]], list[float]]) -> Scores:
+def on_tokens(trace: Trace, numbers: Callable[[int, Features], list[float]]) -> Scores:
     """Numbers that follow from an example and its tokens alone, those of the source first; padding has 0."""
     sequences = [one for one in (trace.batch.source, trace.batch) if one is not None]
     results = [torch.zeros(one.real.shape, device=one.real.device) for one in sequences]
     for example in range(len(trace.batch)):
-        drawn = torch.tensor(numbers(example, sum((one.features[example].tokens for one in sequences), ())))
+        features = reduce(Features.followed_by, (one.features[example] for one in sequences))
+        drawn = torch.tensor(numbers(example, features))
         for one, result in zip(sequences, results, strict=True):
             rows = list(one.features[example].rows)
             result[example, rows], drawn = drawn[: len(rows)].to(result.device), drawn[len(rows) :]

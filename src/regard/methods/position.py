@@ -20,4 +20,4 @@ def position(trace: Trace) -> Scores:
     def falling(count: int) -> list[float]:
         return [2 * (count - place) / (count * (count + 1)) for place in range(count)]
 
-    return on_tokens(trace, lambda _, tokens: falling(len(tokens)))
+    return on_tokens(trace, lambda _, features: falling(len(features.tokens)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from regard.attention import Trace
 from regard.attention.paths import on_tokens
 from regard.errors import OptionError, whole_numbers
-from regard.types import Scores
+from regard.types import Features, Scores
 
 FAMILY = "control"
 NEEDS = ()
@@ -21,9 +22,10 @@ OF = "logit"
 
 
 def random(trace: Trace, *, seed: int = 0) -> Scores:
-    """Uniform numbers between 0 and 1, ``(example, row)``.
+    """Uniform numbers between 0 and 1, ``(example, row)``: one for each word, which its pieces share evenly.
 
-    They depend on the seed and on the example (its tokens, the numbers of a table or picture), not on its batch.
+    Drawn for pieces, long and rare words would get more, and chance would know something about them. They depend on
+    the seed and on the example (its tokens, the numbers of a table or picture), not on its batch.
 
     Args:
         trace: what was traced.
@@ -39,10 +41,15 @@ def random(trace: Trace, *, seed: int = 0) -> Scores:
         if isinstance(one, Tensor) and one.is_floating_point() and len(one) == len(trace.batch)
     ]
 
-    def drawn(example: int, tokens: tuple[str, ...]) -> list[float]:
-        known = zlib.crc32("\0".join(tokens).encode(errors="surrogatepass"))
+    def drawn(example: int, features: Features) -> list[float]:
+        known = zlib.crc32("\0".join(features.tokens).encode(errors="surrogatepass"))
         for one in floats:
             known = zlib.crc32(one[example].float().numpy(force=True).tobytes(), known)
-        return [float(one) for one in np.random.default_rng([seed, known]).random(len(tokens))]
+        lots = np.random.default_rng([seed, known]).random(len(features.tokens)).tolist()
+        pieces, firsts = Counter(features.word), dict[int | None, float]()
+        return [
+            lot if word is None else firsts.setdefault(word, lot) / pieces[word]
+            for lot, word in zip(lots, features.word, strict=True)
+        ]
 
     return on_tokens(trace, drawn)

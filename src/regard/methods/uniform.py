@@ -16,4 +16,4 @@ OF = "logit"
 
 def uniform(trace: Trace) -> Scores:
     """The same share for every token, special ones and those of a source included: ``(example, row)``."""
-    return on_tokens(trace, lambda _, tokens: [1 / len(tokens)] * len(tokens))
+    return on_tokens(trace, lambda _, features: [1 / len(features.tokens)] * len(features.tokens))
