@@ -92,7 +92,7 @@ BAD = {
     "no label": (row("d") | {"classification": ["POS"]}, "its classification is not a label"),
     "a query": (row("d", query="why"), "some rows have a query and some have none"),
     "empty": (row("empty"), "its document 'empty' is empty"),
-    "bytes": (row("latin"), "its document 'latin' or its query holds bytes that are not UTF-8"),
+    "bytes": (row("latin"), "its document 'latin', query, id or label holds what is no text in UTF-8"),
     "broken": ('{"annotation_id": ', "does not parse as JSON"),
 }
 

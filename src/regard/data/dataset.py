@@ -81,6 +81,7 @@ class Dataset:
         labels: the distinct labels, sorted; () if there are none, or more than 10,000. Those of a part of the examples
             are those of all: what there is to choose from does not change with the split.
         skipped: the rows of the source that could not be used.
+        source: what the source is called, where somebody said so.
     """
 
     stream: Callable[[], Iterator[Example]]
@@ -89,6 +90,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     labels: tuple[Label, ...] = ()
     skipped: tuple[BadRow, ...] = ()
+    source: str = ""
 
     def __len__(self) -> int:
         return sum(self.sizes.values())

@@ -162,8 +162,10 @@ def _example(record: Mapping[str, Any], split: str | None, docs: Path) -> Exampl
         raise Unusable("no document", f"its document {docid!r} is not in {str(docs)!r}")
     with file.open(encoding="utf-8", errors="surrogateescape", newline="") as opened:
         document = opened.read()
-    if UNDECODED.search(document + query):
-        raise Unusable("not in the encoding", f"its document {docid!r} or its query holds bytes that are not UTF-8")
+    if UNDECODED.search(f"{document}{query}{name}{label}"):
+        raise Unusable(
+            "not in the encoding", f"its document {docid!r}, query, id or label holds what is no text in UTF-8"
+        )
     if not document.split():
         raise Unusable("missing or empty", f"its document {docid!r} is empty")
     mask = None if spans is None else to_mask(spans, len(document.split())) + (False,) * len(query.split())

@@ -30,7 +30,7 @@ OTHERS = {
     "id": ("id", "idx"),
 }
 LISTED = 20  # bad rows that an error lists
-NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+NUMBER = re.compile(r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0*)?\s*")
 
 OnBad = Literal["raise", "skip"]
@@ -143,8 +143,10 @@ def to_mask(cell: Any, size: int, unit: str = "words") -> tuple[bool, ...]:
     """
     try:
         entries = _plain(json.loads(cell) if isinstance(cell, str) else cell)
+        if isinstance(entries, (str, Mapping)):
+            raise TypeError
         entries = [list(entry) if isinstance(entry, (list, tuple)) else entry for entry in map(_plain, entries)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise Unusable("bad rationales", f"its rationale {short(cell)} is not a list") from None
     if all(isinstance(entry, list) and len(entry) == 2 for entry in entries):
         for start, end in entries:  # an empty one marks no word; ERASER's reviews have some
@@ -294,7 +296,10 @@ def _typed(cell: Any, kind: str, name: str) -> Any:
         return cell
     if kind == "number" or not NUMBER.fullmatch(cell):
         raise Unusable("no number", f"{name!r} holds {short(cell)}, and most of its cells are numbers")
-    return float(cell) if kind == "fraction" else int(cell.partition(".")[0])
+    try:
+        return float(cell) if kind == "fraction" else int(cell.partition(".")[0])
+    except ValueError:  # Python reads no more than 4300 digits
+        raise Unusable("no number", f"{name!r} holds {short(cell)}, a number with {len(cell)} digits") from None
 
 
 def _cell(record: Mapping[str, Any], name: str) -> Any:

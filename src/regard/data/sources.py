@@ -165,15 +165,19 @@ def _open_parquet(name: str, path: Path) -> Source:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         raise InputError(f"{name} needs pyarrow: pip install 'regard[parquet]'.") from None
+    broken = (ValueError, OSError, OverflowError, import_module("pyarrow").ArrowException)
 
     def records() -> Iterator[Record]:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
+        try:
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=1024):
+                    yield from batch.to_pylist()
+        except broken as error:
+            raise InputError(f"{name} is damaged: {' '.join(str(error).split())}. Write it anew.") from error
 
     try:
         columns = parquet.read_schema(path).names
-    except (ValueError, OSError) as error:
+    except broken as error:
         raise InputError(f"{name} is no Parquet file: {error}") from None
     return Source(name, _distinct(name, columns), records)
 
