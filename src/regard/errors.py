@@ -17,6 +17,8 @@
     │   ├── TokenizerMismatch       the tokenizer belongs to another model
     │   └── ReadoutMismatch         the prediction is not read from the rows that were declared
     ├── TrialFailed                 too many examples of a trial failed
+    ├── StoreError                  a run cannot be kept, or what was kept is not what was written
+    ├── WorkerDied                  a process that worked for this one ended before its time
     └── SeamError                   what happened inside the model cannot be told
         ├── NoAttentionFound        no torch function that mixes values was seen
         │   └── OpaqueKernel        … because the code that does it bypasses torch functions
@@ -93,6 +95,14 @@ class ReadoutMismatch(SubjectError):
 
 class TrialFailed(RegardError):
     """More examples failed than a trial can do without."""
+
+
+class StoreError(RegardError):
+    """A run cannot be kept where it should be, or what was kept is not what was written."""
+
+
+class WorkerDied(RegardError):
+    """A process that worked for this one ended before its time."""
 
 
 class SeamError(RegardError):

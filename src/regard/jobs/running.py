@@ -1,0 +1,87 @@
+"""Where units run: here, or in several processes on this machine. Nothing else knows which."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from regard.errors import OptionError, WorkerDied
+from regard.jobs.plan import Unit
+
+Result = tuple[dict[str, Any], dict[str, Any]]  # a record of plain values, and arrays by name
+Work = Callable[[Unit], Result]
+AHEAD = 2  # chunks for each process that are handed over before they are asked for
+
+
+def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> Iterator[tuple[Unit, Result]]:
+    """Do the work on all units, and hand over each result as it comes.
+
+    Args:
+        work: from a unit to its result; with several processes it is sent to each of them once.
+        chunks: units that share work, and so run in the same process one after the other.
+        workers: how many processes; 1: this one.
+    """
+    if workers == 1 or len(chunks) < 2:
+        for chunk in chunks:
+            for unit in chunk:
+                yield unit, work(unit)
+        return
+    try:
+        sent = pickle.dumps(work)  # between processes of one program; nothing of it is kept
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise OptionError(
+            f"workers={workers!r}: this model cannot be sent to other processes ({problem}). Pass workers=1."
+        ) from None
+    # `spawn`: a process that is forked while torch has threads may hang.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (sent,))
+    try:
+        yield from _spread(pool, list(chunks), workers)
+    except BrokenProcessPool:
+        raise WorkerDied(
+            f"workers={workers!r}: one of the processes died, perhaps for want of memory. What was finished is kept: "
+            "go on with fewer workers (--resume)."
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _spread(pool: ProcessPoolExecutor, waiting: list[Sequence[Unit]], workers: int) -> Iterator[tuple[Unit, Result]]:
+    """Keep all processes busy, without handing over everything at once."""
+    running: dict[Future[list[Result]], Sequence[Unit]] = {}
+    while waiting or running:
+        while waiting and len(running) < AHEAD * workers:
+            chunk = waiting.pop(0)
+            running[pool.submit(_do, chunk)] = chunk
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for one in done:
+            yield from zip(running.pop(one), one.result(), strict=True)
+
+
+_work: Work | None = None  # of a process that works for another
+
+
+def _begin(sent: bytes) -> None:
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks decides when to stop
+    _work = pickle.loads(sent)  # from the process that started this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Without this a worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _do(chunk: Sequence[Unit]) -> list[Result]:
+    assert _work is not None
+    return [_work(unit) for unit in chunk]
