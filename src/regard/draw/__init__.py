@@ -1,16 +1,19 @@
 """Pictures: arrays and labels in; shaded text, charts, maps and pages out. Knows no torch."""
 
-from regard.draw.charts import bars, heads_grid, intervals, token_map
+from regard.draw.charts import bars, gauge, heads_grid, intervals, token_map
 from regard.draw.maps import image_map
 from regard.draw.page import page
 from regard.draw.picture import Picture
-from regard.draw.plots import heads, histogram, lines, points
+from regard.draw.plots import cumulative, densities, heads, histogram, lines, points
 from regard.draw.trees import tree, tree_edges
 from regard.draw.words import shaded_html, shaded_terminal, text_line
 
 __all__ = [
     "Picture",
     "bars",
+    "cumulative",
+    "densities",
+    "gauge",
     "heads",
     "heads_grid",
     "histogram",

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from regard.draw.picture import INK, NEGATIVE, POSITIVE, Picture, finite, keys, one_each, plain, shade, table
 from regard.errors import OptionError
 
+GAUGE, ROW, NAME = 105, 15, 118  # pixels: how wide a gauge is, how high each of its rows, how wide their names
 MOST_CELLS = 256 * 256  # a file of 8 MB; far more is one that no browser opens
 
 
@@ -92,6 +93,48 @@ def intervals(
     caption = caption if level is None else f"{caption} Dashed: chance ({level:.3f})."
     chart: alt.LayerChart = alt.LayerChart(layer=[*line, bar, dot])
     return Picture(chart.properties(width=480, height=22 * len(rows)), array, title, caption)
+
+
+def gauge(
+    names: Sequence[str], values: ArrayLike, low: ArrayLike, high: ArrayLike, said: Sequence[str],
+    levels: Sequence[str] = (), *, title: str, caption: str,
+) -> Picture:  # fmt: skip
+    """A value with its interval, and below it what it is held against, on one short axis with the numbers beside it.
+
+    Args:
+        names: the first is what is measured, the others are what it is held against; each once.
+        values: a number for each.
+        low: the lower ends of the intervals.
+        high: the upper ends.
+        said: each number, as it is written.
+        levels: names of numbers that are no estimates; each is a dashed line across.
+        title: what is shown.
+        caption: how to read it.
+    """
+    array, lows, highs = (finite(what, x, "name") for what, x in (("values", values), ("low", low), ("high", high)))
+    shown = one_each("names", names, len(array))
+    rows = [
+        {"name": name, "value": value, "low": least, "high": most, "said": text, "first": not at, "level": of in levels}
+        for at, (of, name, value, least, most, text)
+        in enumerate(zip(names, shown, array, lows, highs, said, strict=True))
+    ]  # fmt: skip
+    axis = alt.Axis(title=None, tickCount=4, labelFontSize=10, format="~g")
+    across = alt.X("value:Q", scale=alt.Scale(zero=False, padding=8, nice=True), axis=axis)
+    left = alt.Axis(
+        title=None, labelLimit=NAME - 4, labelFontSize=11, ticks=False, domain=False, minExtent=NAME, maxExtent=NAME
+    )
+    down = alt.Y("name:O", sort=shown, axis=left)
+    base = table(rows).encode(y=down)
+    lines = base.transform_filter("datum.level").mark_rule(strokeDash=[4, 3], color="#777", aria=False).encode(x=across)
+    lines = lines.encode(y=alt.value(0), y2=alt.value(ROW * len(rows)))
+    colour = alt.condition("datum.first", alt.value(POSITIVE), alt.value("#777"))
+    bars = base.mark_rule(strokeWidth=3, opacity=0.55, aria=False).encode(
+        x=alt.X("low:Q", axis=axis), x2="high:Q", color=colour
+    )
+    dots = base.mark_point(filled=True, size=55, opacity=1, aria=False).encode(x=across, color=colour)
+    text = base.mark_text(align="left", fontSize=11, aria=False).encode(x=alt.value(GAUGE + 8), text="said:N")
+    chart: alt.LayerChart = alt.LayerChart(layer=[lines, bars, dots, text]).configure_view(stroke=None)
+    return Picture(chart.properties(width=GAUGE, height=ROW * len(rows)), array, title, caption)
 
 
 def heads_grid(

@@ -8,6 +8,7 @@ import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -77,6 +78,10 @@ class Picture:
         title, caption = (textwrap.wrap(plain(text), columns) for text in (self.title, self.caption))
         heading = alt.TitleParams(title, subtitle=caption or alt.Undefined, anchor="start", frame="bounds", offset=12)
         return _svg(self.chart.properties(title=heading))
+
+    def bare(self) -> str:
+        """The drawing alone as SVG, for a page that says title and caption itself."""
+        return _svg(self.chart)
 
     def html(self) -> str:
         """A figure to stand inside a page: no script, no style sheet, nothing from the network."""
@@ -151,6 +156,11 @@ def shade(array: NDArray[np.float64], legend: str) -> alt.Color:
     return alt.Color("value:Q", title=plain(legend), scale=scale, legend=alt.Legend(values=ticks, format=".3~g"))
 
 
+@lru_cache(maxsize=128)  # pages show some charts more than once, and each takes a tenth of a second
+def _vega(specification: str) -> str:
+    return str(vl_convert.vegalite_to_svg(specification))
+
+
 def _svg(chart: alt.LayerChart) -> str:
     """The chart as SVG that can stand beside others: identifiers are its own, descriptions are shown on hover."""
     specification = chart.to_json(indent=None, validate=False)
@@ -159,7 +169,7 @@ def _svg(chart: alt.LayerChart) -> str:
     def renamed(match: re.Match[str]) -> str:
         return f"{match[1]}{own}-{numbers.setdefault(match[2], len(numbers))}"
 
-    drawn = str(vl_convert.vegalite_to_svg(specification))
+    drawn = _vega(specification)
     # Vega escapes <, > and, inside tags, quotes: so no text of a user's looks like a tag or an attribute.
     drawn = re.sub(r'(<[^<>]* (?:id="|(?:clip-path|fill|stroke)="url\(#))([\w-]+)', renamed, drawn)
     # Vega describes marks in aria-label, for screen readers; what browsers show, too, is a title element.

@@ -1,24 +1,41 @@
-"""What many examples look like: points, histograms, curves with bands. Tables in, by the names of their columns."""
+"""What many examples look like: points, densities, curves with bands. Tables in, by the names of their columns."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from regard.draw.charts import heads_grid
 from regard.draw.picture import Picture, plain, table
 from regard.errors import OptionError
 
 PALETTE = ["#56a0eb", "#f09a3e", "#4daf7c", "#b06fc4", "#8c6d4f", "#d1495b", "#5a6b7b", "#c2b04a"]
-MOST_POINTS = 2000
+MOST_POINTS, MOST_CLASSES, MOST_MARKED = 250, 6, 60
+WIDE, HIGH = 380, 230
+DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]  # curves are told apart without colour, too
+# What columns of findings are, in words; others are their own names.
+WORDS = {
+    "tau": "Kendall's τ", "noise tau": "Kendall's τ under noise", "dropout tau": "Kendall's τ under dropout",
+    "largest": "largest attention weight", "moved": "change of the output", "site": "attention site, from the input up",
+    "epsilon_max_jsd": "divergence from the observed attention (JSD, at most 0.693)",
+    "sooner": "share of features removed less than in random orders", "share": "share of the words",
+    "delta_alpha": "how much larger the largest weight is than another",
+    "delta_js": "how much more it moves the output", "fall": "fall of what is explained",
+    "auprc": "area under the precision–recall curve", "predicted": "predicted as", "by": "",
+    "removed": "share of the features that lost their weight", "flipped": "share of the examples",
+}  # fmt: skip
 
 
 def points(
     data: pd.DataFrame, *, x: str, y: str, title: str, caption: str, by: str | None = None, level: float | None = None
 ) -> Picture:
-    """A point for each row; at most 2,000 of them, evenly taken.
+    """A point for each row; at most 250 of them, evenly taken.
 
     Args:
         data: a row for each example.
@@ -32,8 +49,8 @@ def points(
     some = _clean(data, [x, y], by)
     every = -(-len(some) // MOST_POINTS)
     more = f" Every {every}th of {len(some)} examples." if every > 1 else ""
-    base = _based(some[::every], [x, y], by).mark_circle(size=28, opacity=0.6)
-    base = base.encode(x=alt.X("x:Q", title=x), y=alt.Y("y:Q", title=y))
+    base = _based(some[::every], [x, y], by).mark_point(size=28, opacity=0.6, filled=True, aria=False)
+    base = base.encode(x=alt.X("x:Q", title=_said(x)), y=alt.Y("y:Q", title=_said(y)), shape=_shape(by))
     return _finished([base, *_line(level, "y")], some[[x, y]], title, caption + more)
 
 
@@ -53,7 +70,7 @@ def histogram(
     some = _clean(data, [x], by)
     base = _based(some, [x], by).mark_bar(binSpacing=0)
     base = base.encode(
-        x=alt.X("x:Q", bin=alt.Bin(maxbins=20), title=x), y=alt.Y("count()", stack="zero", title="examples")
+        x=alt.X("x:Q", bin=alt.Bin(maxbins=20), title=_said(x)), y=alt.Y("count()", stack="zero", title="examples")
     )
     return _finished([base, *_line(level, "x")], some[[x]], title, caption)
 
@@ -72,17 +89,83 @@ def lines(
         by: the column that says which curve.
         level: a dashed line across.
     """
-    ends = [y, f"{y}_low", f"{y}_high"]
+    ends = [y, *(one for one in (f"{y}_low", f"{y}_high") if one in data)]
     some = _clean(data, ends, by)
     some = some.assign(
         x=data.loc[some.index, x].map(lambda cell: cell if isinstance(cell, (int, float)) else plain(cell))
     )
-    kind = "Q" if pd.api.types.is_numeric_dtype(some["x"]) else "O"
-    base = _based(some, ["x", *ends], by, names=("x", "y", "low", "high"))
-    across = alt.X(f"x:{kind}", title=x, sort=None)
-    band = base.mark_area(opacity=0.2).encode(x=across, y=alt.Y("low:Q", title=y), y2="high:Q")
-    curve = base.mark_line(point=True).encode(x=across, y="y:Q")
-    return _finished([band, curve, *_line(level, "y")], some[ends], title, caption)
+    numbers = pd.api.types.is_numeric_dtype(some["x"])
+    base = _rows(some, ["x", *ends], by, ("x", "y", "low", "high"))
+    whole = alt.Axis(tickMinStep=1) if pd.api.types.is_integer_dtype(some["x"]) else alt.Axis()
+    across = alt.X("x:Q" if numbers else "x:O", title=_said(x), sort=None, axis=whole if numbers else alt.Axis())
+    up, colours = alt.Y("y:Q", title=_said(y)), alt.Scale(range=PALETTE)
+    filled = base.encode(x=across, fill=alt.Fill("by:N", sort=None, scale=colours, legend=None))
+    layers = [base.mark_line(aria=False).encode(x=across, y=up, **_strokes(by))]
+    if len(some) <= MOST_MARKED:
+        layers.append(filled.mark_circle(size=30, opacity=1).encode(y=up, description="said:N"))
+    if len(ends) == 3:
+        layers.insert(
+            0, filled.mark_area(opacity=0.2, aria=False).encode(y=alt.Y("low:Q", title=_said(y)), y2="high:Q")
+        )
+    return _finished([*layers, *_line(level, "y")], some[ends], title, caption)
+
+
+def cumulative(data: pd.DataFrame, *, x: Mapping[str, str], title: str, caption: str) -> Picture:
+    """For each name a curve: how many of all rows have at most this value, from 0 to 1; NaN is never reached.
+
+    Args:
+        data: a row for each example.
+        x: by name, the column with its values.
+        title: what is shown.
+        caption: how to read it.
+    """
+    steps = np.linspace(0, 1, 41)
+    rows = [
+        {"removed": at, "flipped": float((data[column] <= at + 1e-9).mean()), "by": name}
+        for name, column in x.items() for at in steps
+    ]  # fmt: skip
+    return lines(pd.DataFrame(rows), x="removed", y="flipped", by="by", title=title, caption=caption)
+
+
+def densities(data: pd.DataFrame, *, x: Mapping[str, str], by: str, title: str, caption: str) -> Picture:
+    """How the values are spread, for each class in a line of its own: the first name as an area, others as curves.
+
+    Args:
+        data: a row for each example.
+        x: by name, the column with its values.
+        by: the column with the class; at most six, the most frequent ones, are drawn.
+        title: what is shown.
+        caption: how to read it.
+    """
+    some = _clean(data, [next(iter(x.values()))], by)
+    classes = some[by].value_counts().index[:MOST_CLASSES].sort_values()
+    every = some[[*x.values()]].to_numpy(dtype=float)
+    low, high = np.nanmin(every), np.nanmax(every)
+    margin = 0.1 * (high - low) or 0.5
+    at = np.linspace(low - margin, high + margin, 49)
+    spread = {
+        (place, name): _density(some.loc[some[by] == one, column].dropna().to_numpy(dtype=float), at)
+        for place, one in enumerate(classes) for name, column in x.items()
+    }  # fmt: skip
+    tallest = max(one.max() for one in spread.values()) or 1.0
+    rows = [
+        {"x": value, "y": -place + 0.85 * one / tallest, "by": plain(name), "line": f"{place} {name}"}
+        for (place, name), curve in spread.items() for value, one in zip(at.tolist(), curve.tolist(), strict=True)
+    ]  # fmt: skip
+    names = [{"x": at[0], "y": -place + 0.8, "word": f"{_said(by)} {one}"} for place, one in enumerate(classes)]
+    across = alt.X("x:Q", title=_said(next(iter(x.values()))), scale=alt.Scale(domain=[at[0], at[-1]], nice=False))
+    base = table(rows).encode(x=across)
+    up: dict[str, Any] = {"axis": None, "scale": alt.Scale(domain=[1 - len(classes), 1], nice=False)}
+    area = base.transform_filter(alt.FieldEqualPredicate(field="by", equal=rows[0]["by"]))
+    layers = [
+        area.mark_line(aria=False, fill=PALETTE[0], fillOpacity=0.35, strokeWidth=0)
+        .encode(y=alt.Y("y:Q", **up), detail="line:N"),
+        base.mark_line(aria=False).encode(y=alt.Y("y:Q", **up), detail="line:N", **_strokes("")),
+        table(names).mark_text(align="left", dx=6, fontSize=11, fontWeight="bold", aria=False)
+        .encode(x=alt.X("x:Q"), y=alt.Y("y:Q", **up), text="word:N"),
+    ]  # fmt: skip
+    picture = _finished(layers, some[[*x.values()]], title, caption)
+    return replace(picture, chart=picture.chart.properties(height=80 * len(classes)))
 
 
 def heads(data: pd.DataFrame, *, layer: str, head: str, value: str, title: str, caption: str) -> Picture:
@@ -99,7 +182,7 @@ def heads(data: pd.DataFrame, *, layer: str, head: str, value: str, title: str, 
     grid = data.pivot(index=layer, columns=head, values=value)
     grid = grid.reindex(index=range(int(grid.index.max()) + 1), columns=range(int(grid.columns.max()) + 1))
     marks = grid.isna().replace({True: "–", False: ""}).to_numpy().tolist() if grid.isna().any(axis=None) else None
-    return heads_grid(grid.fillna(0.0).to_numpy(), marks, title=title, legend=value, caption=caption)
+    return heads_grid(grid.fillna(0.0).to_numpy(), marks, title=title, legend=_said(value), caption=caption)
 
 
 def _clean(data: pd.DataFrame, columns: list[str], by: str | None) -> pd.DataFrame:
@@ -110,13 +193,51 @@ def _clean(data: pd.DataFrame, columns: list[str], by: str | None) -> pd.DataFra
     return some if by is None else some.assign(**{by: some[by].map(plain)})
 
 
-def _based(some: pd.DataFrame, columns: list[str], by: str | None, names: tuple[str, ...] = ("x", "y")) -> alt.Chart:
+def _short(cell: object) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+def _said(column: str) -> str:
+    return WORDS.get(column, column.replace("_", " "))
+
+
+def _legend(by: str | None) -> alt.Legend | None:
+    return None if by is None else alt.Legend(title=_said(by) or None, orient="top", labelLimit=240, symbolSize=120)
+
+
+def _shape(by: str | None) -> alt.Shape:
+    return alt.Shape("by:N", legend=_legend(by))
+
+
+def _density(values: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Gaussian kernels of Silverman's width, and no narrower than a step of the picture."""
+    if not len(values):
+        return np.zeros_like(at)
+    width = max(0.9 * float(values.std()) * len(values) ** -0.2, float(at[1] - at[0]))
+    return np.asarray(np.exp(-0.5 * ((at[:, None] - values) / width) ** 2).mean(1) / width)
+
+
+def _rows(some: pd.DataFrame, columns: list[str], by: str | None, names: tuple[str, ...]) -> alt.Chart:
     rows = [
-        dict(zip(names, row, strict=False)) | {"by": "" if by is None else one}
+        (cells := dict(zip(names, row, strict=False)))
+        | {"by": "" if by is None else one, "said": " ".join(_short(cell) for cell in (one, *[*cells.values()][:2]))}
         for row, one in zip(some[columns].itertuples(index=False), some[by] if by else [""] * len(some), strict=True)
     ]
-    shown = None if by is None else alt.Legend(title=by)
-    return table(rows).encode(color=alt.Color("by:N", scale=alt.Scale(range=PALETTE), legend=shown))
+    return table(rows)
+
+
+def _based(some: pd.DataFrame, columns: list[str], by: str | None) -> alt.Chart:
+    colour = alt.Color("by:N", scale=alt.Scale(range=PALETTE), legend=_legend(by))
+    return _rows(some, columns, by, ("x", "y")).encode(color=colour)
+
+
+def _strokes(by: str | None) -> dict[str, Any]:
+    """Curves by colour and dashes, in the order in which they come."""
+    legend = _legend(by)
+    return {
+        "stroke": alt.Stroke("by:N", sort=None, scale=alt.Scale(range=PALETTE), legend=legend),
+        "strokeDash": alt.StrokeDash("by:N", sort=None, scale=alt.Scale(range=DASHES), legend=legend),
+    }
 
 
 def _line(level: float | None, axis: str) -> list[alt.Chart]:
@@ -126,5 +247,5 @@ def _line(level: float | None, axis: str) -> list[alt.Chart]:
 
 
 def _finished(layers: list[Any], some: pd.DataFrame, title: str, caption: str) -> Picture:
-    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(width=480, height=280)
-    return Picture(chart, some.to_numpy(dtype=float), title, caption)
+    chart: alt.LayerChart = alt.LayerChart(layer=layers).configure_axisQuantitative(tickCount=5)
+    return Picture(chart.properties(width=WIDE, height=HIGH), some.to_numpy(dtype=float), title, caption)
