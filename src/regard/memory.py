@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
+
+
+def peak() -> int:
+    """The most bytes that this process has held so far; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10
 
 
 def _free() -> int:

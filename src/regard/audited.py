@@ -1,0 +1,167 @@
+"""What an audit found, as it is kept: findings, refusals and examples to look at. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from regard.errors import InputError, OptionError
+from regard.finding import Finding, finding_from, said
+from regard.jobs.store import read_run
+from regard.judging import UNTESTED, Verdict
+from regard.measures import Interval
+
+SUITE = "regard.audit/1"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit:
+    """The result of `regard.audit`.
+
+    Args:
+        about: what was audited, and how: "model", "data", "kind", "options", "versions", with their fingerprints; and
+            "references": by key of references.bib, the text of the citation.
+        methods: the explanations on trial, by title, as (name, options); the first is the one that is judged first.
+        findings: with the title of the explanation that was judged, or None: attention itself.
+        refused: what could not run: "trial", "method" (a title, or None) and "why".
+        exhibits: examples to look at; see docs/architecture.md.
+        maps: packed attention of the exhibits.
+        times: when it began, how long it took, and the command; not part of what is compared between runs.
+    """
+
+    about: Mapping[str, Any]
+    methods: Mapping[str, tuple[str, Mapping[str, Any]]]
+    findings: tuple[tuple[str | None, Finding], ...]
+    refused: tuple[Mapping[str, Any], ...] = ()
+    exhibits: tuple[Mapping[str, Any], ...] = ()
+    maps: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    times: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Audit({self.about['model']['name']}: {len(self.findings)} findings; {self.verdict()!r})"
+
+    def verdict(self, method: str | None = None) -> Verdict:
+        """The scorecard of an explanation: of its own trials and of those about attention itself."""
+        title = next(iter(self.methods)) if method is None else method
+        if title not in self.methods:
+            raise OptionError(f"method={method!r} was not on trial. There are {', '.join(self.methods)}.")
+        own = self.methods[title][0] == "raw"  # erasing weights tells about weights, not about what is made of them
+        return Verdict({
+            one.trial: one
+            for by, one in self.findings
+            if by == title or (by is None and (own or one.criterion != "causal"))
+        })  # fmt: skip
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The scorecards of all explanations, one below the other."""
+        cards = [self.verdict(title).frame.assign(method=title) for title in self.methods]
+        whole = pd.concat(cards, ignore_index=True)
+        return whole[["method", *(name for name in whole.columns if name != "method")]]
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report: one page, self-contained."""
+        from regard.report import page
+
+        path = Path(path)
+        if path.suffix != ".html":
+            raise OptionError(f"path={str(path)!r} must end in .html.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(self), "utf-8")
+        return path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; without the maps."""
+        return {
+            "suite": SUITE, "about": self.about,
+            "methods": {title: [name, dict(options)] for title, (name, options) in self.methods.items()},
+            "verdicts": {title: self.verdict(title).to_dict() for title in self.methods},
+            "findings": [{"method": title, "finding": one.to_dict()} for title, one in self.findings],
+            "refused": [*self.refused], "exhibits": [*self.exhibits],
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(
+        cls, saved: Mapping[str, Any], maps: Mapping[str, NDArray[np.uint8]], times: Mapping[str, Any]
+    ) -> Audit:
+        """The audit whose `to_dict` this is."""
+        methods = {title: (name, options) for title, (name, options) in saved["methods"].items()}
+        findings = tuple((one["method"], finding_from(one["finding"])) for one in saved["findings"])
+        return cls(
+            saved["about"], methods, findings, tuple(saved["refused"]), tuple(saved["exhibits"]), dict(maps), times
+        )
+
+
+def load_audit(folder: str | Path) -> Audit:
+    """Read a run that is done: the folder that was given as ``out``."""
+    run = read_run(folder)
+    if run.findings.get("suite") != SUITE:
+        raise InputError(f"run={str(folder)!r} holds no audit of this version ({SUITE}). Run it again.")
+    maps = {name: array for some in run.arrays.values() for name, array in some.items()}
+    return Audit.from_dict(run.findings, maps, {**run.times, "command": run.manifest.get("command", "")})
+
+
+def differences(one: Audit, other: Audit) -> pd.DataFrame:
+    """What changed between two audits: a row for each explanation, criterion and trial that both, or one, have.
+
+    "difference" is other − one, with an interval as for independent samples: half-widths add up as √(a² + b²). For
+    the same examples it is wider than it need be. "differs" says whether it excludes 0; None: there is none.
+    """
+    rows = []
+    for title in dict.fromkeys([*one.methods, *other.methods]):
+        cards = [audit.verdict(title) if title in audit.methods else None for audit in (one, other)]
+        criteria = next(card for card in cards if card is not None).criteria
+        filled = {name for criterion in criteria for name in criterion.trials}
+        found = [{} if card is None else card.findings for card in cards]
+        every = dict.fromkeys([*found[0], *found[1]])
+        pairs = [(criterion.name, name) for criterion in criteria for name in criterion.trials if name in every]
+        for criterion, name in [*pairs, *(("", name) for name in every if name not in filled)]:
+            both = [some.get(name) for some in found]
+            outcomes = [UNTESTED if finding is None else finding.outcome for finding in both]
+            values = ["" if finding is None else said(finding.interval) for finding in both]
+            moved = _moved(*(finding.interval for finding in both if finding is not None))
+            rows.append({
+                "method": title, "criterion": criterion, "trial": name, "before": outcomes[0], "after": outcomes[1],
+                "value before": values[0], "value after": values[1],
+                "difference": None if moved is None else said(moved),
+                "differs": None if moved is None else moved.low > 0 or moved.high < 0,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _moved(*both: Interval) -> Interval | None:
+    if len(both) < 2 or any(math.isnan(one.value) for one in both):
+        return None
+    value = both[1].value - both[0].value
+    half = math.hypot(*((one.high - one.low) / 2 for one in both))
+    return Interval(value, value - half, value + half, min(one.n for one in both), 0)
+
+
+def title_of(name: str, options: Mapping[str, Any]) -> str:
+    """What a method is called beside others: its name, and the options that were given."""
+    return name + (f"({', '.join(f'{key}={value}' for key, value in options.items())})" if options else "")
+
+
+def cited(keys: Collection[str]) -> dict[str, str]:
+    """By key of references.bib: authors, year, title and where it appeared."""
+    entries = re.findall(
+        r"@\w+\{(\w+),(.*?)\n\}", files("regard").joinpath("references.bib").read_text("utf-8"), re.DOTALL
+    )
+    known = {key: dict(re.findall(r"(\w+)\s*=\s*\{(.*)\}", body)) for key, body in entries}
+    return {key: _citation(known[key]) for key in sorted(keys) if key in known}
+
+
+def _citation(entry: Mapping[str, str]) -> str:
+    people = [name.split(",")[0].strip("{} ") for name in entry["author"].split(" and ")]
+    who = people[0] + (f" & {people[1]}" if len(people) == 2 else " et al." if len(people) > 2 else "")
+    where = next((entry[name] for name in ("booktitle", "journal", "publisher", "howpublished") if name in entry), "")
+    return re.sub(r"[{}]", "", f"{who} ({entry['year']}). {entry['title']}. {where}".rstrip(". ") + ".")

@@ -1,0 +1,369 @@
+"""The verb audit: all trials of a model on data, cut into units that can stop at any time and go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+import time
+from collections import Counter as Counted
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.attention.running import must_be_subject
+from regard.audited import Audit, cited, title_of
+from regard.cases import Case, Part, Result
+from regard.catalog import method_named
+from regard.data.planted import Planted
+from regard.errors import InputError, OptionError, RegardError, at_least_one, true_or_false
+from regard.exhibits import exhibit, redacted
+from regard.explaining import job_for
+from regard.fingerprints import of_examples, of_subject, of_versions
+from regard.jobs.plan import Unit
+from regard.jobs.running import run
+from regard.jobs.store import Store
+from regard.progress import Board, Counter
+from regard.trying import Drawn, Hearing, draw, found, hearing, must_count, named_target, trial_named
+from regard.types import How, Subject, Targets
+
+# A quick look: no profile head by head, and three random orders of what is erased instead of five.
+QUICK: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("agreement", {}), ("permutation", {}), ("erasure", {"repeats": 3}), ("uniform", {"profile": False}),
+    ("comprehensiveness", {}),
+)  # fmt: skip
+METHODS = ("raw", "rollout", "grad_rollout")
+EXAMPLES = {"quick": 200, "other": 500}
+EXHIBIT = "exhibit"
+Asked = str | tuple[str, Mapping[str, Any]]
+log = logging.getLogger("regard")
+
+
+def audit(
+    subject: Subject,
+    data: Any,
+    *,
+    methods: Sequence[Asked] = METHODS,
+    trials: str | Sequence[Asked] = "quick",
+    target: Targets = None,
+    how: How | None = None,
+    limit: int | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    shown: int = 12,
+    redact: bool = False,
+    workers: int = 1,
+    threads: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    command: str = "",
+) -> Audit:
+    """Put the explanations of a model on trial, all at once, and judge them: the main job.
+
+    Args:
+        subject: made by `regard.text`, `regard.causal` and the like.
+        data: what `regard.data.read` takes, or has read; a planted task.
+        methods: the explanations on trial: names from `regard.list_methods`, or ``(name, options)``.
+        trials: "quick", "all", or names from `regard.list_trials`, each with options if need be: ``(name, options)``.
+        target: what is explained; None: what is predicted.
+        how: how words are removed, as in `leave_one_out`.
+        limit: how many examples are drawn by lot; None: 200 for "quick", otherwise 500.
+        batch_size: how many examples run together.
+        seed: of everything that is drawn.
+        shown: how many examples the report shows.
+        redact: leave texts out of everything that is kept or shown.
+        workers: how many processes share the work; each holds the model.
+        threads: of each process; None: this machine's cores shared among workers. Results are the same to the last bit
+            for any number of workers, and not for any number of threads.
+        out: the folder of the run, which can go on after it was stopped; None: nothing is kept.
+        resume: go on with the run in that folder.
+        command: what was typed, for the report.
+
+    Example:
+        >>> import regard
+        >>> subject = regard.pooled(regard.models.toys.decisive())
+        >>> texts = ["so so good so", "the plot is awful", "a dull film", "superb and moving", "so bad"] * 8
+        >>> regard.audit(subject, texts, methods=["raw"], trials=["comprehensiveness"], shown=2).verdict()["causal"]
+        'supported'
+    """
+    bench = prepared(
+        subject, data, methods=methods, trials=trials, target=target, how=how, limit=limit, batch_size=batch_size,
+        seed=seed, shown=shown, redact=redact, workers=workers, threads=threads, command=command,
+    )  # fmt: skip
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            return bench.audit(Path(folder), resume=False)
+    return bench.audit(Path(out), resume=resume)
+
+
+def prepared(
+    subject: Subject,
+    data: Any,
+    *,
+    methods: Sequence[Asked] = METHODS,
+    trials: str | Sequence[Asked] = "quick",
+    target: Targets = None,
+    how: How | None = None,
+    limit: int | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    shown: int = 12,
+    redact: bool = False,
+    workers: int = 1,
+    threads: int | None = None,
+    command: str = "",
+) -> Bench:
+    """Check everything that `audit` is asked, and read the data; nothing has run yet."""
+    must_be_subject(subject)
+    explained = {title_of(*one): one for one in map(_pair, _listed("methods", methods))}
+    for name, options in explained.values():
+        method_named(name).chosen(options)
+    tried = _trials(trials)
+    must_count(seed, limit=limit, batch_size=batch_size, workers=workers, threads=threads)
+    if shown:
+        at_least_one("shown", shown)
+    true_or_false("redact", redact)
+    examples = limit or EXAMPLES["quick" if trials == "quick" else "other"]
+    cores = torch.get_num_threads()
+    return Bench(
+        subject, draw(data, examples, target, seed), explained, tried, how, batch_size, seed, min(shown, examples),
+        redact, workers, threads or max(1, cores // workers), command,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """An audit that is ready to run. Arguments as in `audit`; it can be sent to other processes."""
+
+    subject: Any
+    drawn: Drawn
+    methods: Mapping[str, tuple[str, Mapping[str, Any]]]
+    trials: Mapping[str, Mapping[str, Any]]
+    how: How | None
+    batch_size: int
+    seed: int
+    shown: int
+    redact: bool
+    workers: int
+    threads: int
+    command: str
+    shelf: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to other processes: only planted data is asked for more than its examples."""
+        data = self.drawn.data if isinstance(self.drawn.data, Planted) else None
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return own | {"drawn": replace(self.drawn, data=data), "shelf": {}}
+
+    @cached_property
+    def called(self) -> tuple[dict[tuple[str, str | None], Hearing], list[dict[str, Any]]]:
+        """The trials by name and explanation; and those that this model, or these data, cannot serve."""
+        ready, refused = {}, []
+        for name, options in self.trials.items():
+            for title in self.methods if "explanation" in trial_named(name).needs else (None,):
+                try:
+                    one = self._hearing(name, options, title)
+                    with contextlib.suppress(_Done):
+                        one.finding(_stop)  # as far as its first batch: options are checked, and what it needs
+                    ready[name, title] = one
+                except OptionError:
+                    raise
+                except RegardError as problem:
+                    refused.append({"trial": name, "method": title, "why": str(problem)})
+        return ready, refused
+
+    def _hearing(self, name: str, options: Mapping[str, Any], title: str | None) -> Hearing:
+        return hearing(
+            self.subject, self.drawn, name, options, method=title and self.methods[title],
+            how=self.how, batch_size=self.batch_size, seed=self.seed, shelf=self.shelf,
+        )  # fmt: skip
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that the findings depend on; while a run is resumed it must not change."""
+        asked = {
+            "methods": {title: [name, dict(options)] for title, (name, options) in self.methods.items()},
+            "trials": {name: dict(options) for name, options in self.trials.items()},
+            "target": named_target(self.drawn.target),
+            "how": self.how, "examples": len(self.drawn.examples), "batch_size": self.batch_size, "seed": self.seed,
+            "shown": self.shown, "redact": self.redact, "threads": self.threads,
+        }  # fmt: skip
+        whole = {
+            "model": of_subject(self.subject),
+            "data": {"source": self.drawn.source, "of": self.drawn.of, "drawn": of_examples(self.drawn.examples)},
+            "options": asked, "versions": of_versions(),
+        }  # fmt: skip
+        plain: dict[str, Any] = json.loads(json.dumps(whole, default=repr))
+        return plain
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """Everything that is to run: all batches of all trials, then the examples that are shown."""
+        batches = [tuple(part.places) for part in self._case.parts()]
+        tried = [self._unit(name, title, places) for name, title in self.called[0] for places in batches]
+        return [*tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
+
+    def _unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
+        asked, explained = self.identity["options"], self.identity["options"]["methods"]
+        given = {name: self.identity[name] for name in ("model", "data", "versions")}
+        given |= {name: asked[name] for name in ("target", "how", "seed", "redact", "threads")}
+        given |= {"options": asked["trials"].get(task), "method": explained.get(title, explained)}
+        return Unit(task, title, places, given)
+
+    @cached_property
+    def _case(self) -> Case:
+        """The examples, without a trial."""
+        drawn, job = self.drawn, job_for(self.subject, "raw", {}, self.seed)
+        return Case(
+            self.subject, drawn.data, drawn.examples, drawn.kind, job, target=drawn.target, how=self.how,
+            seed=self.seed, batch_size=self.batch_size, shelf=self.shelf,
+        )  # fmt: skip
+
+    def __call__(self, unit: Unit) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What comes of a unit: a record of plain values, and arrays."""
+        arrays: dict[str, Any] = {}
+        began, before = time.monotonic(), torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(unit.seed)
+                if unit.task == EXHIBIT:
+                    jobs = {
+                        title: job_for(self.subject, name, options, self.seed)
+                        for title, (name, options) in self.methods.items()
+                    }
+                    record, arrays = exhibit(self._case, jobs, unit.places[0])
+                else:
+                    record = self._tried(unit)
+        finally:
+            torch.set_num_threads(before)
+        found = redacted(record) if self.redact else record
+        return {"found": found, "seconds": round(time.monotonic() - began, 3)}, arrays
+
+    def _tried(self, unit: Unit) -> dict[str, Any]:
+        """What a trial makes of one batch."""
+        for key in [one for one in self.shelf if one[0] not in ("scores", "scale", unit.task)]:
+            del self.shelf[key]  # of another trial; it may be large
+
+        def hand(part: Part, work: Callable[[], Result]) -> Result:
+            if tuple(part.places) == unit.places:
+                raise _Done(work())
+            return {"rows": [None] * len(part.places), "failed": {}, "notes": {}, "alone": 0}
+
+        try:
+            self._hearing(unit.task, self.trials[unit.task], unit.method).finding(hand)
+        except _Done as done:
+            return done.result
+        except OptionError:
+            raise
+        except Exception as problem:  # whatever it is: the other trials go on
+            said = str(problem) if isinstance(problem, RegardError) else f"{type(problem).__name__}: {problem}"
+            log.debug("%s", unit, exc_info=True)
+            return {"refused": f"{type(problem).__name__}; the message may quote a text." if self.redact else said}
+        raise AssertionError(f"{unit} has no batch of its own")
+
+    def chunks(self, finished: set[str]) -> list[list[Unit]]:
+        """What is left to do; the trials of a batch with all explanations run side by side, as they share work."""
+        groups: dict[tuple[str, tuple[int, ...]], list[Unit]] = {}
+        for unit in self.units:
+            if unit.id not in finished:
+                groups.setdefault((unit.task, unit.places), []).append(unit)
+        return [*groups.values()]
+
+    def audit(self, folder: Path, *, resume: bool) -> Audit:
+        """Run what is left, and judge it."""
+        units = self.units  # before anything is written: options are checked
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = {"identity": self.identity, "command": self.command, "began": began}
+        with Store.open(folder, manifest, resume=resume) as store:
+            left = self.chunks(store.finished)
+            totals, done = (
+                Counted(unit.part for unit in units),
+                Counted(unit.part for unit in units if unit.id in store.finished),
+            )
+            with Board(totals, done=done) as board:
+                for unit, (record, arrays) in run(self, left, workers=self.workers):
+                    store.add(unit.id, record, arrays)
+                    board.advance(unit.part)
+            kept = self._concluded(store)
+            maps = {name: array for unit in units if unit.task == EXHIBIT
+                    for name, array in store.arrays(unit.id).items()}  # fmt: skip
+            worked = sum(store.record(unit.id)["seconds"] for unit in units) / self.workers
+            times = {"began": store.manifest["began"], "seconds": round(worked, 1)}
+            store.finish(kept, times)
+        return Audit.from_dict(kept, maps, times | {"command": self.command})
+
+    def _concluded(self, store: Store) -> dict[str, Any]:
+        """From the records of all units to findings, by the same code that a single trial runs."""
+        ready, refused = self.called
+        units: dict[Any, Unit] = {(unit.task, unit.method, unit.places): unit for unit in self.units}
+        findings: list[dict[str, Any]] = []
+        refused = list(refused)
+        with Counter("judging", len(ready)) as counter:
+            for (name, title), one in ready.items():
+
+                def hand(part: Part, _: object, name: str = name, title: str | None = title) -> Result:
+                    result: Result = store.record(units[name, title, tuple(part.places)].id)["found"]
+                    if "refused" in result:
+                        raise InputError(result["refused"])
+                    return result
+
+                try:
+                    findings.append({"method": title, "finding": one.finding(hand).to_dict()})
+                except RegardError as problem:
+                    refused.append({"trial": name, "method": title, "why": str(problem)})
+                counter.advance()
+        exhibits = [store.record(unit.id)["found"] for unit in self.units if unit.task == EXHIBIT]
+        papers = cited({one["finding"]["cite"] for one in findings})
+        about = {**self.identity, "references": papers, "kind": self.drawn.kind}
+        methods = {title: [name, dict(options)] for title, (name, options) in self.methods.items()}
+        kept = {"suite": "regard.audit/1", "about": about, "methods": methods, "findings": findings, "refused": refused,
+                "exhibits": exhibits}  # fmt: skip
+        return kept if not self.redact else {**kept, "findings": redacted(findings)}
+
+
+class _Done(Exception):
+    """Carries the result of a batch out of a trial, which would go on with the next."""
+
+    def __init__(self, result: Result | None = None) -> None:
+        self.result = result or {}
+
+
+def _stop(part: Part, work: object) -> Result:
+    raise _Done
+
+
+def _pair(asked: Asked) -> tuple[str, Mapping[str, Any]]:
+    return (asked, {}) if isinstance(asked, str) else (asked[0], asked[1])
+
+
+def _listed(name: str, asked: Any) -> Sequence[Asked]:
+    whole = isinstance(asked, Sequence) and not isinstance(asked, str) and len(asked)
+    if not whole or not all(
+        isinstance(one, str)
+        or (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], Mapping))
+        for one in asked
+    ):
+        raise OptionError(f"{name}={asked!r} must be a list of names, or of (name, options), and not empty.")
+    return list(asked)
+
+
+def _trials(asked: str | Sequence[Asked]) -> dict[str, Mapping[str, Any]]:
+    """By name the trials that are asked for, and their options."""
+    if asked == "all":
+        return {name: {} for name in found()}
+    if asked == "quick":
+        return dict(QUICK)
+    pairs = [_pair(one) for one in _listed("trials", [asked] if isinstance(asked, str) else asked)]
+    for name, options in pairs:
+        trial_named(name).chosen(options)
+    names = [name for name, _ in pairs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise OptionError(f"trials={names!r}: {', '.join(sorted(twice))} is there twice. Judge each trial once.")
+    return dict(pairs)

@@ -1,0 +1,70 @@
+"""What was audited, in a few characters: two runs with the same fingerprints had the same model and data."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from regard.data import Example
+from regard.explaining import model_of
+
+PACKAGES = ("regard", "torch", "transformers", "numpy", "scipy")
+PLAIN = (str, int, float, bool, tuple, type(None))
+
+
+def of_subject(subject: Any) -> dict[str, Any]:
+    """The model's class, name and weights, its tokenizer, and how the subject reads them."""
+    weights = blake2b(digest_size=16)
+    for name, one in sorted(subject.model.state_dict().items()):
+        if isinstance(one, torch.Tensor):
+            weights.update(f"{name} {one.dtype} {tuple(one.shape)}".encode())
+            weights.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            weights.update(f"{name} {one!r}".encode())
+    found_out = {name for name, one in vars(type(subject)).items() if isinstance(one, cached_property)}
+    own = {name: one for name, one in vars(subject).items() if isinstance(one, PLAIN) and name not in found_out}
+    tokenizer = getattr(subject, "tokenizer", None)
+    return {
+        **model_of(subject), "subject": type(subject).__name__, "settings": own, "weights": weights.hexdigest(),
+        "tokenizer": None if tokenizer is None else _digest(_rules(tokenizer)),
+    }  # fmt: skip
+
+
+def of_examples(examples: Iterable[Example]) -> str:
+    """Of inputs, labels, rationales and names, in their order."""
+    return _digest([[one.input, one.label, one.rationale, one.id] for one in examples])
+
+
+def of_versions() -> dict[str, str]:
+    """What the numbers may depend on."""
+    known = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in PACKAGES:
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            known[package] = "unknown"
+    return known
+
+
+def _rules(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # Padding and truncation are how it was last used, and not what it is.
+        return {
+            name: one for name, one in json.loads(backend.to_str()).items() if name not in ("padding", "truncation")
+        }
+    return tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else repr(tokenizer)
+
+
+def _digest(content: Any) -> str:
+    def plain(one: Any) -> Any:
+        return dict(one) if isinstance(one, Mapping) else repr(one)
+
+    return blake2b(json.dumps(content, sort_keys=True, default=plain).encode(), digest_size=16).hexdigest()
