@@ -12,11 +12,11 @@ import torch
 
 import regard
 from regard import catalog, errors
-from regard.cases import on_words, truth_on
 from regard.comparison import Numbers, summarise
 from regard.data import Dataset, Example
 from regard.measures import agreement, agreements, kendall
 from regard.rationales import auprc, ranked
+from regard.wording import on_words, truth_on
 
 TEXTS = [
     "so so good so film",

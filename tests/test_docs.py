@@ -65,8 +65,21 @@ def test_every_command_is_in_the_readme():
         assert f"regard {command}" in readme
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.is_file(), f"{page.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.M)
+            assert anchor in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}, link
+
+
 def test_citations_are_in_the_bibliography():
-    keys = set(re.findall(r"@\w+\{(\w+),", (ROOT / "references.bib").read_text()))
+    keys = set(re.findall(r"@\w+\{(\w+),", (ROOT / "src/regard/references.bib").read_text()))
     assert "jain2019attention" in keys
     cited = set()
     for file in (ROOT / "src").rglob("*.py"):

@@ -6,8 +6,8 @@ import logging
 import math
 from collections import Counter as Counted
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,12 @@ from regard.errors import (
     WrongTarget,
     at_least_one,
 )
-from regard.explaining import Job, job_for, traces_for
-from regard.explanation import Explanation
+from regard.explaining import Job, job_for
 from regard.methods.raw import raw
 from regard.progress import Counter
 from regard.training import class_of, inputs_of, length_of
 from regard.types import Batch, Features, How, Of, Targets, one_by_one
+from regard.wording import on_words
 
 MOST_FAILED = 0.2  # share of the examples; with more, what is left is no sample of the data
 FEW = 30  # examples, below which an interval is hardly one
@@ -48,6 +48,8 @@ FEW = 30  # examples, below which an interval is hardly one
 BLAMED = (EmptyInput, NonFinite, TooLong, RuntimeError, FloatingPointError)
 Array = NDArray[np.float64]
 Work = Callable[["Part"], Mapping[str, Sequence[Any]]]
+Hand = Callable[["Part", Callable[[], "Result"]], "Result"]
+Result = dict[str, Any]  # of a batch: "rows" (None where an example failed), "failed", "notes" and "alone"
 log = logging.getLogger("regard")
 
 
@@ -66,6 +68,8 @@ class Case:
         how: how words are removed; None: in the first way that the subject can.
         seed: of all that is drawn.
         batch_size: how many examples run together.
+        hand: given a batch and what runs it, hands over its result, from wherever it is; None: it is run.
+        shelf: what several trials of the same examples ask for, and is found only once.
     """
 
     subject: Any
@@ -78,6 +82,8 @@ class Case:
     how: How | None = None
     seed: int = 0
     batch_size: int = 32
+    hand: Hand | None = None
+    shelf: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def head(self) -> str:
@@ -132,13 +138,16 @@ class Case:
         at_least_one("repeats", repeats)
         return {f"random {number}": self.ask("random", seed=self.seed + number) for number in range(1, repeats + 1)}
 
-    @cached_property
+    @property
     def scale(self) -> float:
         """What a change of a regression is divided by: the standard deviation of what the model says."""
         if self.head != "regression":
             return 1.0
-        said, _ = self.each("measuring the spread", lambda part: {"said": part.trace.output[:, 0].tolist()})
-        return float(np.std(said["said"])) or 1.0
+        if ("scale",) not in self.shelf:
+            alone = replace(self, hand=None)  # it takes all examples, whatever batch is at hand
+            said, _ = alone.each("measuring the spread", lambda part: {"said": part.trace.output[:, 0].tolist()})
+            self.shelf["scale",] = float(np.std(said["said"])) or 1.0
+        return float(self.shelf["scale",])
 
     def parts(self) -> list[Part]:
         """All examples in batches of like lengths."""
@@ -149,43 +158,69 @@ class Case:
     def each(self, what: str, work: Work) -> tuple[pd.DataFrame, dict[str, str]]:
         """Do the work on all batches; where one fails, on its examples one by one.
 
+        The work is a function of its batch and of nothing else: batches may run in other processes, and another day.
+
         Args:
             what: what the progress bar says.
-            work: from a batch to columns, a value for each of its examples.
+            work: from a batch to columns, a value for each of its examples; what is no column it puts into `notes`.
 
         Returns:
             A row for each example, in their order, with "example" and "predicted"; and by example why others failed.
+            `attrs` of the rows has "notes", and "alone": how many examples ran one by one.
         """
         rows: dict[int, dict[str, Any]] = {}
         failed: dict[str, str] = {}
+        notes: dict[str, Any] = {}
         alone = 0
-        waiting = self.parts()
         with Counter(what, len(self.examples)) as counter:
-            while waiting:
-                part = waiting.pop(0)
-                try:
-                    columns = work(part)
-                except BLAMED as problem:
-                    if len(part.places) > 1:
-                        alone += len(part.places)
-                        waiting[:0] = [Part(self, [place]) for place in part.places]
-                        continue
-                    name = self.names[part.places[0]]
-                    failed[name] = f"{type(problem).__name__}: {problem}"
-                    log.warning("example %s: %s", name, failed[name])
-                    if len(failed) > MOST_FAILED * len(self.examples):
-                        raise TrialFailed(
-                            f"{len(failed)} of {len(self.examples)} examples failed, more than {MOST_FAILED:.0%}. The "
-                            f"last: example {name}: {failed[name]}"
-                        ) from problem
-                else:
-                    for at, place in enumerate(part.places):
-                        rows[place] = {"example": self.names[place], "predicted": part.predicted[at]}
-                        rows[place] |= {column: cells[at] for column, cells in columns.items()}
+            for part in self.parts():
+                run = partial(self._result, part, work)
+                result = run() if self.hand is None else self.hand(part, run)
+                rows |= {place: row for place, row in zip(part.places, result["rows"], strict=True) if row}
+                failed |= result["failed"]
+                notes |= result["notes"]
+                alone += result["alone"]
+                self._must_go_on(failed)
                 counter.advance(len(part.places))
         values = pd.DataFrame([rows[place] for place in sorted(rows)])
-        values.attrs["alone"] = alone  # what is drawn for a batch, such as permutations, is another for one example
+        values.attrs |= {"alone": alone, "notes": notes}
         return values, failed
+
+    def _result(self, part: Part, work: Work) -> Result:
+        """What comes of a batch, as plain values; where it fails, of its examples one by one.
+
+        What is drawn for a batch, such as permutations, is another for one example.
+        """
+        try:
+            columns = {name: _plain(cells) for name, cells in work(part).items()}
+        except BLAMED as problem:
+            if len(part.places) == 1:
+                why = f"{type(problem).__name__}: {problem}"
+                log.warning("example %s: %s", part.ids[0], why)
+                return {"rows": [None], "failed": {part.ids[0]: why}, "notes": {}, "alone": 0}
+            split: Result = {"rows": [], "failed": {}, "notes": {}, "alone": len(part.places)}
+            for place in part.places:
+                one = self._result(Part(self, [place]), work)
+                split["rows"] += one["rows"]
+                split["failed"] |= one["failed"]
+                split["notes"] |= one["notes"]
+                self._must_go_on(split["failed"])
+            return split
+        firsts = zip(part.ids, part.predicted, strict=True)
+        rows = [
+            {"example": name, "predicted": said} | {column: cells[at] for column, cells in columns.items()}
+            for at, (name, said) in enumerate(firsts)
+        ]
+        return {"rows": rows, "failed": {}, "notes": _plain(part.notes), "alone": 0}
+
+    def _must_go_on(self, failed: Mapping[str, str]) -> None:
+        """Refuse to go on when too many have failed."""
+        if len(failed) > MOST_FAILED * len(self.examples):
+            name, why = [*failed.items()][-1]
+            raise TrialFailed(
+                f"{len(failed)} of {len(self.examples)} examples failed, more than {MOST_FAILED:.0%}. The last: "
+                f"example {name}: {why}"
+            )
 
     @cached_property
     def names(self) -> list[str]:
@@ -202,10 +237,12 @@ class Part:
     Args:
         case: what is on trial.
         places: their numbers among all examples.
+        notes: what the work finds that is no column, as plain values.
     """
 
     case: Case
     places: list[int]
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def examples(self) -> list[Example]:
@@ -259,12 +296,19 @@ class Part:
         return list(self.case.subject.score(self.trace.output, None, "logit").names)
 
     def scores(self, jobs: Mapping[str, Job]) -> dict[str, list[Array]]:
-        """By name what each method gives the words of each example; one trace serves all that can share it."""
-        traces = traces_for([*jobs.values()], self.batch, self.target)
-        return {
-            name: [on_words(why, one) for why, one in zip(job.explained(traces[job.of]), self.features, strict=True)]
-            for name, job in jobs.items()
-        }
+        """By name what each method gives the words of each example; it does not depend on what else is asked for."""
+        traces: dict[Any, Trace] = {}  # by what they hold, so that methods with the same needs share one
+        found = {}
+        for name, job in jobs.items():
+            key = ("scores", *self.places, job.method.name, repr(job.options), job.of)
+            if key not in self.case.shelf:
+                holds = (job.of, job.differentiates, "values" in job.method.needs)
+                if holds not in traces:
+                    traces[holds] = job.trace(self.batch, self.target)
+                whys = job.explained(traces[holds])
+                self.case.shelf[key] = [on_words(why, one) for why, one in zip(whys, self.features, strict=True)]
+            found[name] = self.case.shelf[key]
+        return found
 
     def rerun(self, **options: Any) -> Rerun:
         """The same examples, to be run again with other attention."""
@@ -343,44 +387,10 @@ def removed(part: Part, rerun: Rerun, spots: Sequence[Spot], rows: Rows = "reado
     return moved
 
 
-def on_words(why: Explanation, features: Features) -> Array:
-    """The scores of an explanation on the words of what can be removed: pieces are summed, special tokens left out."""
-    if why.axes != ("token",):
-        raise InputError(
-            f"{why.method} has scores with axes {why.axes}. Compare methods without per_layer and the like."
-        )
-    if "produced" in why.parts and "source" not in why.parts:
-        raise NotServed(f"{why.method} has scores for what was produced only, and what can be removed is the source.")
-    totals = np.zeros(len(features.words))
-    for score, word in zip(why.scores.tolist(), why.features.word, strict=True):
-        if word is not None and word < len(totals):  # what was produced comes after the source, and is not removed
-            totals[word] += score
-    return totals
-
-
-def truth_on(example: Example, words: Sequence[str]) -> NDArray[np.bool_] | None:
-    """A rationale, which is about words between white space, on the words that the model has.
-
-    A word of the model's belongs to it if one of its letters does. A model that was given only the beginning of a text
-    has the beginning of the rationale; signs that its tokenizer drops (joiners, say) are passed over.
-    """
-    if example.rationale is None:
-        return None
-    if example.words == tuple(words):
-        return np.array(example.rationale)
-    letters = [(letter, mask) for word, mask in zip(example.words, example.rationale, strict=True) for letter in word]
-    found, at = [], 0
-    for word in words:
-        marked = False
-        for letter in "".join(word.split()):
-            while at < len(letters) and letters[at][0] != letter and not letters[at][0].isalnum():
-                at += 1
-            if at == len(letters) or letters[at][0] != letter:
-                raise InputError(
-                    f"the words of example {example.id or example.input!r} are not those that the model sees (there is "
-                    f"no {word!r}), so its rationale cannot be put on them. Leave rationales out, or clean the text."
-                )
-            marked |= letters[at][1]
-            at += 1
-        found.append(marked)
-    return np.array(found)
+def _plain(value: Any) -> Any:
+    """As it is after it was written to a file and read again, so that it does not matter whether it was."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

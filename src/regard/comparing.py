@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.attention.running import batch_of, must_be_subject
-from regard.cases import on_words, truth_on
 from regard.catalog import found
 from regard.comparison import Comparison, Numbers, summarise
 from regard.data import Dataset, Example, read
@@ -23,6 +22,7 @@ from regard.measures import kendall
 from regard.progress import Counter
 from regard.training import fit_planted, inputs_of, predict
 from regard.types import Batch, Features, How, Of, Subject, Targets
+from regard.wording import on_words, truth_on
 
 Method = str | tuple[str, Mapping[str, Any]]
 Array = NDArray[np.float64]

@@ -159,6 +159,11 @@ def load_finding(path: str | Path) -> Finding:
         raise InputError(f"path={str(path)!r} holds no finding: {problem}.") from None
     if not isinstance(saved, dict) or saved.get("suite") != SUITE:
         raise InputError(f"path={str(path)!r} holds no finding of this version ({SUITE}). Run the trial again.")
+    return finding_from(saved)
+
+
+def finding_from(saved: Mapping[str, Any]) -> Finding:
+    """The finding whose `to_dict` this is."""
     given = {one.name: saved[one.name] for one in fields(Finding)}
     for name in ("interval", "margin"):
         given[name] = _interval(given[name])
@@ -181,7 +186,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     shown = table.copy()
     for name in [one for one in table.columns if {f"{one}_low", f"{one}_high"} <= {*table.columns}]:
         ends = table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
-        shown[name] = ["{:.3f} [{:.3f}, {:.3f}]".format(*row) if row[0] == row[0] else "–" for row in ends]
+        shown[name] = ["{:.3f} [{:.3f}, {:.3f}]".format(*row) if pd.notna(row[0]) else "–" for row in ends]
         shown = shown.drop(columns=[f"{name}_low", f"{name}_high"])
     return shown
 

@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from regard.attention import Trace
-from regard.cases import Array, Case, Part, on_words
+from regard.cases import Array, Case, Part
 from regard.errors import InputError
 from regard.explaining import Job
 from regard.measures import kendall, overlap
+from regard.wording import on_words
 
 
 def sizes(part: Part, job: Job, trace: Trace) -> list[Array]:

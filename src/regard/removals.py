@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from regard.cases import Case, Part
+from regard.cases import Array, Case, Part
 from regard.erasing import BINS, erased
 from regard.errors import OptionError, within
+from regard.explaining import Job
 from regard.finding import Finding, holds, said
 from regard.measures import bootstrap, paired
 
@@ -31,16 +32,21 @@ def against_random(case: Case, name: str, bins: Sequence[float], repeats: int, *
         raise OptionError(f"bins={bins!r} must be shares of the words, such as {[*BINS]}.")
     for share in bins:
         within("bins", share, 0, 1, ends="(]")
-    jobs = {"method": case.job, **case.lots(repeats)}
-    how: list[str] = []
+    lots = case.lots(repeats)
 
-    def work(part: Part) -> dict[str, Sequence[Any]]:
-        how[:] = [part.how]
+    def fallen_by(part: Part, jobs: Mapping[str, Job]) -> Array:
+        """``(example, bin)``, mean over jobs."""
         scores = part.scores(jobs)
         (fallen,) = erased(part.values, part.features, scores, part.ids, bins, part.how, case.seed, (removed,))
         sizes = np.stack([*fallen.values()]) / case.scale  # job example bin
-        sizes = np.abs(sizes) if case.head == "regression" else sizes
-        both = {"method": sizes[0], "random": sizes[1:].mean(0)}
+        return np.asarray((np.abs(sizes) if case.head == "regression" else sizes).mean(0))
+
+    def work(part: Part) -> dict[str, Sequence[Any]]:
+        part.notes["how"] = part.how
+        drawn = (name, *part.places, *bins, repeats)
+        if drawn not in case.shelf:  # the control is the same, whatever explanation is on trial
+            case.shelf[drawn] = fallen_by(part, lots)
+        both = {"method": fallen_by(part, {"method": case.job}), "random": case.shelf[drawn]}
         of_bins = {f"{by} {share:g}": one[:, at] for by, one in both.items() for at, share in enumerate(bins)}
         return {**{by: one.mean(1) for by, one in both.items()}, **of_bins}
 
@@ -51,7 +57,10 @@ def against_random(case: Case, name: str, bins: Sequence[float], repeats: int, *
             one = bootstrap(values[f"{by} {share:g}"], seed=case.seed)
             curve.append({"share": share, "by": by, **one.cells("fall")})
     title = f"fall by share {'removed' if removed else 'kept'}"
-    chart = {"kind": "lines", "table": "curve", "x": "share", "y": "fall", "by": "by"}
+    chart = {
+        "kind": "lines", "table": "curve", "x": "share", "y": "fall", "by": "by",
+        "caption": f"By share of words {'removed' if removed else 'kept'}; the method is {case.job.method.name}.",
+    }  # fmt: skip
     interval, random = (bootstrap(values[by], seed=case.seed) for by in ("method", "random"))
     margin = paired(*(values[by] for by in (("method", "random") if removed else ("random", "method"))), seed=case.seed)
     first, other = (
@@ -70,5 +79,5 @@ def against_random(case: Case, name: str, bins: Sequence[float], repeats: int, *
     return Finding(
         name, name, interval, margin, holds(margin), sentence, values,
         reference={"random": random, "above random" if removed else "below random": margin}, failed=failed,
-        tables={"curve": pd.DataFrame(curve)}, charts={title: chart}, settings={"how": how[0]},
+        tables={"curve": pd.DataFrame(curve)}, charts={title: chart}, settings={**values.attrs["notes"]},
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,9 +15,10 @@ import pandas as pd
 from regard import trials
 from regard.attention.edits import Sites
 from regard.attention.running import must_be_subject
-from regard.cases import FEW, Case
+from regard.cases import FEW, Case, Hand
 from regard.catalog import Entry, modules, named
-from regard.data import Dataset, read
+from regard.data import Dataset, Example, read
+from regard.data.dataset import Kind
 from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
@@ -87,46 +88,130 @@ def trial(
         'supported'
     """
     must_be_subject(subject)
-    chosen = trial_named(name)
-    wanted = chosen.chosen(options)
-    for option, count in (("examples", examples), ("batch_size", batch_size)):
-        if count is not None:
-            at_least_one(option, count)
-    if whole_numbers("seed", seed)[0] < 0:
-        raise OptionError(f"seed={seed!r} must be 0 or more.")
-    judges = "explanation" in chosen.needs
-    by, more = _explanation(chosen.name, method, judges)
-    if judges and sites != "last":
-        raise OptionError(f"sites={sites!r}: {name} judges an explanation, and edits no attention. Leave it out.")
+    trial_named(name).chosen(options)
+    must_count(seed, examples=examples, batch_size=batch_size)
+    drawn = draw(data, examples, target, seed)
+    asked: Any = {"method": method, "sites": sites, "how": how, "batch_size": batch_size, "seed": seed}
+    found = hearing(subject, drawn, name, options, **asked).finding()
+    for line in found.warnings:
+        log.warning("%s: %s", name, line)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """The examples of a trial.
+
+    Args:
+        data: what they come from, as it was passed.
+        examples: those that were drawn.
+        target: what is explained, a list of one for each, or None: what is predicted.
+        kind: "text", "pair" or "table".
+        of: how many there are in all.
+        skipped: how many rows could not be used.
+        source: what the data is called.
+    """
+
+    data: Any
+    examples: tuple[Example, ...]
+    target: Targets
+    kind: Kind
+    of: int
+    skipped: int
+    source: str
+
+
+def draw(data: Any, examples: int | None, target: Targets, seed: int) -> Drawn:
+    """Read the data and draw examples by lot; None: take all."""
     dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
     size = len(dataset) if examples is None else examples
-    drawn = dataset.sample(size, seed=seed) if size else dataset
+    drawn = tuple(dataset.sample(size, seed=seed) if size else dataset)
     if isinstance(target, list):
         target = [one_by_one(target, len(dataset))[place] for place in dataset.places(size, seed=seed)]
     if len(drawn) < LEAST:
         asked = f"examples={examples}" if len(drawn) == examples else f"data holds {len(drawn)} examples"
         raise InputError(f"{asked}: a trial needs {LEAST} at least, and {FEW} to mean much.")
-    job = job_for(subject, by, more, seed)
+    source = str(data) if isinstance(data, (str, Path)) else dataset.source or repr(dataset)
+    return Drawn(data, drawn, target, dataset.kind, len(dataset), len(dataset.skipped), source)
+
+
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """A trial that is ready to run.
+
+    Args:
+        trial: which one.
+        case: what is on trial.
+        options: of the trial.
+        drawn: where the examples come from.
+    """
+
+    trial: Trial
+    case: Case
+    options: Mapping[str, Any]
+    drawn: Drawn
+
+    @property
+    def judges(self) -> bool:
+        """Whether it is about an explanation; or about attention itself."""
+        return "explanation" in self.trial.needs
+
+    def finding(self, hand: Hand | None = None) -> Finding:
+        """Run it; with ``hand``, batches come from elsewhere."""
+        case = replace(self.case, hand=hand)
+        result: Finding = self.trial.function(case, **self.options)
+        job = case.job
+        about = {"method": job.method.name, "options": dict(job.options)} if self.judges else {"sites": case.sites}
+        settings = about | {
+            "examples": len(case.examples), "of": self.drawn.of, "target": named_target(case.target),
+            "model": model_of(case.subject), "data": self.drawn.source, "seed": case.seed,
+            "batch_size": case.batch_size, **self.options, **result.settings,
+        }  # fmt: skip
+        if result.margin.n < LEAST:
+            result = replace(result, supported=None)
+        control = self.judges and job.method.family == "control"
+        warned = (*_warnings(result, self.drawn.skipped, control), *result.warnings)
+        return replace(
+            result, trial=self.trial.name, claim=self.trial.claim, cite=self.trial.cite,
+            criterion=self.trial.criterion, settings=settings, warnings=warned,
+        )  # fmt: skip
+
+
+def hearing(
+    subject: Subject,
+    drawn: Drawn,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    method: Any = None,
+    sites: Sites = "last",
+    how: How | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    shelf: dict[Any, Any] | None = None,
+) -> Hearing:
+    """Make a trial ready, or refuse what the data or the model does not have; arguments as in `trial`."""
+    chosen = trial_named(name)
+    wanted = chosen.chosen(options)
+    judges = "explanation" in chosen.needs
+    by, more = _explanation(chosen.name, method, judges)
+    if judges and sites != "last":
+        raise OptionError(f"sites={sites!r}: {name} judges an explanation, and edits no attention. Leave it out.")
     case = Case(
-        subject, data, tuple(drawn), dataset.kind, job, sites=sites, target=target, how=how, seed=seed,
-        batch_size=batch_size,
+        subject, drawn.data, drawn.examples, drawn.kind, job_for(subject, by, more, seed), sites=sites,
+        target=drawn.target, how=how, seed=seed, batch_size=batch_size, shelf={} if shelf is None else shelf,
     )  # fmt: skip
     _must_serve(chosen, case)
-    result: Finding = chosen.function(case, **wanted)
-    settings = ({"method": by, "options": dict(job.options)} if judges else {"sites": sites}) | {
-        "examples": len(drawn), "of": len(dataset), "target": _named_target(target),
-        "model": model_of(subject), "data": str(data) if isinstance(data, (str, Path)) else repr(dataset),
-        "seed": seed, "batch_size": batch_size, **wanted, **result.settings,
-    }  # fmt: skip
-    if result.margin.n < LEAST:
-        result = replace(result, supported=None)
-    warned = (*_warnings(result, drawn.skipped, judges and job.method.family == "control"), *result.warnings)
-    for line in warned:
-        log.warning("%s: %s", name, line)
-    return replace(
-        result, trial=name, claim=chosen.claim, cite=chosen.cite, criterion=chosen.criterion, settings=settings,
-        warnings=warned,
-    )  # fmt: skip
+    return Hearing(chosen, case, wanted, drawn)
+
+
+def must_count(seed: int, **counts: int | None) -> None:
+    """Refuse counts below one, and seeds below zero."""
+    for option, count in counts.items():
+        if count is not None:
+            at_least_one(option, count)
+    if whole_numbers("seed", seed)[0] < 0:
+        raise OptionError(f"seed={seed!r} must be 0 or more.")
 
 
 def list_trials() -> pd.DataFrame:
@@ -159,10 +244,10 @@ def _explanation(name: str, method: Any, judges: bool) -> tuple[str, Mapping[str
     return by
 
 
-def _named_target(target: Targets) -> Any:
+def named_target(target: Targets) -> Any:
     """A target as it is recorded: functions by their names."""
     if isinstance(target, list):
-        return [_named_target(one) for one in target]
+        return [named_target(one) for one in target]
     return getattr(target, "__name__", type(target).__name__) if callable(target) else target
 
 
@@ -183,7 +268,7 @@ def _must_serve(chosen: Trial, case: Case) -> None:
         raise NotServed(f"{chosen.name}: the model has no classes. Pass target=, such as subject.similarity(text).")
 
 
-def _warnings(result: Finding, skipped: Sequence[Any], control: bool) -> list[str]:
+def _warnings(result: Finding, skipped: int, control: bool) -> list[str]:
     interval, lines = result.interval, []
     if control:
         lines.append("the explanation on trial is a control, which looks at nothing of the model.")
@@ -202,7 +287,7 @@ def _warnings(result: Finding, skipped: Sequence[Any], control: bool) -> list[st
     if result.values.attrs.get("alone"):
         lines.append(f"{result.values.attrs['alone']} examples ran one by one, since their batches failed.")
     if skipped:
-        lines.append(f"{len(skipped)} rows of the data could not be used.")
+        lines.append(f"{skipped} rows of the data could not be used.")
     return lines
 
 

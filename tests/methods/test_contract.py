@@ -367,7 +367,7 @@ def test_what_a_file_declares(method):
     for line in (one.formula, one.passes):
         assert line.strip()
         assert "\n" not in line
-    keys = re.findall(r"^@\w+\{(.+),$", (HERE.parent.parent / "references.bib").read_text(), re.MULTILINE)
+    keys = re.findall(r"^@\w+\{(.+),$", (HERE.parent.parent / "src/regard/references.bib").read_text(), re.MULTILINE)
     assert one.cite in keys if one.family != "control" else one.cite in ("", *keys)
 
 

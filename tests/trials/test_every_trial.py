@@ -56,7 +56,7 @@ def test_a_file_declares_what_the_list_shows(name):
     one = trying.trial_named(name)
     assert one.claim.endswith(".")
     assert one.reference.endswith(".")
-    assert f"{{{one.cite}," in (ROOT / "references.bib").read_text()
+    assert f"{{{one.cite}," in (ROOT / "src/regard/references.bib").read_text()
     assert one.criterion in {"", *(criterion.name for criterion in regard.verdict([]).criteria)}
     assert {*one.needs} <= {"explanation", "classes", "labels", "rationales"}
     parameters = list(inspect.signature(one.function).parameters.values())

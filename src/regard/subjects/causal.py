@@ -173,7 +173,10 @@ class CausalSubject:
         """What the columns of the output are: classes, or tokens."""
         if self.verbalizer is not None:
             return targets.named_head("softmax", tuple(self.verbalizer))
-        return targets.Head("softmax", self._token, lambda index: str(self.tokenizer.decode([index])))
+        return targets.Head("softmax", self._token, self._named)
+
+    def _named(self, index: int) -> str:
+        return str(self.tokenizer.decode([index]))
 
     def _token(self, token: str) -> int:
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]

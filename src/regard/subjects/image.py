@@ -23,7 +23,7 @@ from regard.subjects.text import classifier_head
 from regard.subjects.tokens import check_vocabulary, described, spread
 from regard.types import Batch, How, Of, Score, Special, Targets
 
-EMBEDDING = targets.Head("embedding", lambda label: -1, str)
+EMBEDDING = targets.Head("embedding", targets.no_place, str)
 
 
 @dataclass(frozen=True, eq=False)

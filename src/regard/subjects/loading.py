@@ -15,6 +15,8 @@ import transformers
 from torch import nn
 
 from regard.errors import NotAModel, SubjectError, TokenizerMismatch
+from regard.locating import is_gguf, locate
+from regard.progress import STAGE
 
 Task = Literal["classify", "encode", "generate", "recognise", "see", "translate", "other"]
 DOES = {
@@ -130,53 +132,15 @@ def _holds_tokenizer(folder: str) -> bool:
 
 @contextmanager
 def quiet_unless_terminal() -> Iterator[None]:
-    """transformers draws progress bars; only where somebody can see them. Its log messages still come through."""
-    if sys.stderr.isatty():
+    """transformers draws progress bars; only where somebody can see them, and where there are no others.
+
+    Its log messages still come through.
+    """
+    if sys.stderr.isatty() and STAGE.live is None:
         yield
         return
     with redirect_stderr(io.StringIO()):
         yield
-
-
-def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
-    """What to hand to `from_pretrained`, after a look at what is on the disk."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
-            if pickles and not any(path.glob("*.safetensors*")):
-                raise NotAModel(
-                    f"model={str(model)!r} could not be loaded: it holds its weights as a pickle ({pickles[0].name}), "
-                    "which can run code. Where you trust it, load it with transformers and save_pretrained it anew: "
-                    "that writes safetensors."
-                )
-            return str(path), {}
-        ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return locate(ggufs[0])
-        if ggufs:
-            names = ", ".join(file.name for file in ggufs)
-            raise NotAModel(f"model={str(model)!r} holds {len(ggufs)} GGUF files: {names}. Pass one of them.")
-        raise NotAModel(
-            f"model={str(model)!r} is a folder without config.json and without a .gguf file. "
-            "Pass the folder that save_pretrained wrote."
-        )
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == b"GGUF":
-                return str(path.parent), {"gguf_file": path.name}
-        raise NotAModel(
-            f"model={str(model)!r} is a file, but not a GGUF file. Pass the folder that holds it (with config.json), "
-            "or load the model yourself and pass it with its tokenizer."
-        )
-    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1:
-        raise NotAModel(f"model={str(model)!r} does not exist on this machine.")
-    return str(model), {}
-
-
-def is_gguf(model: str | Path) -> bool:
-    """Whether a path is a GGUF file, or a folder that holds one."""
-    return "gguf_file" in locate(model)[1]
 
 
 def expected(model: nn.Module | str | Path, tasks: tuple[Task, ...], *, trust_remote_code: bool = False) -> Task:

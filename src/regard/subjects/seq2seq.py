@@ -240,7 +240,10 @@ class Seq2SeqSubject:
     @cached_property
     def head(self) -> targets.Head:
         """What the columns of the output are: tokens."""
-        return targets.Head("softmax", self._token, lambda index: self._decode([index]))
+        return targets.Head("softmax", self._token, self._named)
+
+    def _named(self, index: int) -> str:
+        return self._decode([index])
 
     def _token(self, token: str) -> int:
         ids = self.tokenizer(text_target=token, add_special_tokens=False)["input_ids"]

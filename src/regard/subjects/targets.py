@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -52,13 +53,22 @@ class Head:
 
 def named_head(kind: Literal["softmax", "sigmoid", "binary", "regression"], labels: tuple[str, ...]) -> Head:
     """A head whose columns have names."""
+    return Head(kind, partial(_place, labels), partial(_label, labels), len(labels))
 
-    def find(label: str) -> int:
-        if label not in labels:
-            raise WrongTarget(f"target={label!r} is not a label of this model. It has {listed(labels)}.")
-        return labels.index(label)
 
-    return Head(kind, find, lambda index: labels[index], len(labels))
+def _place(labels: tuple[str, ...], label: str) -> int:
+    if label not in labels:
+        raise WrongTarget(f"target={label!r} is not a label of this model. It has {listed(labels)}.")
+    return labels.index(label)
+
+
+def _label(labels: tuple[str, ...], place: int) -> str:
+    return labels[place]
+
+
+def no_place(label: str) -> int:
+    """Of a label where there are none."""
+    return -1
 
 
 def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:
@@ -94,12 +104,13 @@ def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:
 
 def similarity_to(other: Tensor, name: str) -> Callable[[Tensor], Tensor]:
     """A target for embeddings: their cosine similarity to another one."""
-
-    def similarity(output: Tensor) -> Tensor:
-        return torch.nn.functional.cosine_similarity(output, other.to(output), dim=-1)
-
-    similarity.__name__ = f"similarity to {name}"
+    similarity = partial(_similarity, other)
+    similarity.__name__ = f"similarity to {name}"  # type: ignore[attr-defined]
     return similarity
+
+
+def _similarity(other: Tensor, output: Tensor) -> Tensor:
+    return torch.nn.functional.cosine_similarity(output, other.to(output), dim=-1)
 
 
 def _called(output: Tensor, target: Callable[[Tensor], Tensor]) -> Score:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from regard.attention import measure_readout
 from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
+from regard.locating import is_gguf
 from regard.subjects import targets
-from regard.subjects.loading import Task, expected, is_gguf, load, sentence_pooling
+from regard.subjects.loading import Task, expected, load, sentence_pooling
 from regard.subjects.tokens import (
     PROBE,
     OverLimit,
@@ -105,7 +106,7 @@ class TextSubject:
                 raise SubjectError(
                     f"{type(self.model).__name__} returns neither logits nor last_hidden_state. Use regard.module."
                 )
-            return targets.Head("embedding", lambda name: -1, str)
+            return targets.Head("embedding", targets.no_place, str)
         return classifier_head(self.model, checked_logits(output.logits, self.model).shape[-1])
 
     @cached_property

@@ -77,8 +77,6 @@ def adversarial(
     if between_seeds is not None:
         within("between_seeds", between_seeds, 0, math.log(2))
     choose("heads", heads, ("free", "shared"))
-    what: list[Any] = []
-    shown: dict[str, dict[str, Any]] = {}
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
         least = max(1e-6, 4 * torch.finfo(part.trace.output.dtype).eps)
@@ -88,7 +86,7 @@ def adversarial(
             )
         rerun = part.rerun(gradients="edits")
         spots = part.spots(rerun)
-        what[:] = edited(rerun, spots)
+        part.notes["edited"] = edited(rerun, spots)
         rooms = _rooms(rerun, [spot.index for spot in spots])
         logits = [room.start(part, k, spread, shared=heads == "shared") for room in rooms]
         _must_depend(part, rerun, rooms, logits)
@@ -108,10 +106,10 @@ def adversarial(
             weights = [room.put(one) for room, one in zip(rooms, logits, strict=True)]
             moved = _moved(part, rerun, rooms, weights).double().numpy(force=True)
         columns, maps = _farthest(part, rooms, weights, moved, epsilon)
-        shown.update(zip(part.ids, maps, strict=True))
-        return columns | {"removed": removed(part, rerun, spots)}
+        return columns | {"removed": removed(part, rerun, spots), "shown": maps}
 
     values, failed = case.each("searching for adversaries", work)
+    shown = dict(zip(values["example"], values.pop("shown"), strict=True))
     interval, unused = (bootstrap(values[name], seed=case.seed) for name in ("epsilon_max_jsd", "removed"))
     most = STAND_IN if between_seeds is None else between_seeds
     margin, idle, missed = below(interval, most), unused.high <= epsilon, float((values["found"] == 0).mean())
@@ -136,7 +134,7 @@ def adversarial(
             "how far it moves the output": {"kind": "points", "x": "epsilon_max_jsd", "y": "moved", "by": "predicted"},
         },
         shown=tuple({"example": name} | shown[name] for name in farthest if shown[name]["maps"]),
-        settings={"edited": what}, settles=not idle and missed <= MISSED,
+        settings={**values.attrs["notes"]}, settles=not idle and missed <= MISSED,
         warnings=(f"in {missed:.0%} of the examples the search found none; they count as 0. Try more steps.",)
         if missed > MISSED else (),
     )  # fmt: skip

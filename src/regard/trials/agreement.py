@@ -44,31 +44,30 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
     true_or_false("through_attention", through_attention)
     name = case.job.method.name
     judged = [one for one in REFERENCES if one != name]  # with itself it would agree
-    varied: set[str] = set()
-    how: list[str] = []
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
-        how[:] = [part.how]
+        part.notes["how"] = part.how
         jobs = {
             "method": case.job, "gradient": case.ask("gradient", through_attention=through_attention),
             "leave_one_out": case.ask("leave_one_out", how=part.how), "random": case.lots(1)["random 1"],
         }  # fmt: skip
         sizes = {who: [np.abs(one) for one in scores] for who, scores in part.scores(jobs).items()}
-        varied.update(who for who, some in sizes.items() if any(np.ptp(one) for one in some))
-        columns: dict[str, Sequence[Any]] = {}
+        columns: dict[str, Sequence[Any]] = {f"{who} varies": [*map(np.ptp, some)] for who, some in sizes.items()}
         for pair, (one, other) in PAIRS.items():
             found = [measures.agreement(x, y) for x, y in zip(sizes[one], sizes[other], strict=True)]
             columns |= {_column(measure, pair): [row[measure] for row in found] for measure in found[0]}
-        words = [features.words for features in part.features]
-        sized = [
-            {who: dict(zip(of, some[at], strict=True)) for who, some in sizes.items()} for at, of in enumerate(words)
-        ]
-        return columns | {"sizes": sized}
+        if case.kind == "table":  # columns are the same in all examples, so that their means have an order, too
+            names = [features.words for features in part.features]
+            columns["sizes"] = [
+                {who: dict(zip(of, some[at], strict=True)) for who, some in sizes.items()}
+                for at, of in enumerate(names)
+            ]
+        return columns
 
     values, failed = case.each("ranking words", work)
-    sizes = values.pop("sizes")
+    varies = {who: values.pop(f"{who} varies").any() for who in ("method", *REFERENCES, "random")}
     for who in ("method", *REFERENCES):
-        if who not in varied:
+        if not varies[who]:
             label = name if who == "method" else who
             raise InputError(f"{label} gives all words of an example the same score, in every example: it ranks none.")
     values["tau"], values["random"] = (
@@ -86,7 +85,7 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
     titles = {pair: " – ".join(name if one == "method" else one for one in both) for pair, both in PAIRS.items()}
     tables = {"pairs": _pairs(values, titles, case.seed), "by class": _by_class(values, titles)}
     if case.kind == "table":
-        tables["global"] = _global([*sizes], titles, case.seed)
+        tables["global"] = _global([*values.pop("sizes")], titles, case.seed)
     sentence = (
         f"{name} ranks words as {' and '.join(judged)} with Kendall's τ {said(interval)}, mean of {interval.n} examples"
         + "; with itself it is not compared" * (len(judged) < 2)
@@ -98,8 +97,14 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
     return Finding(
         "agreement", "Kendall's τ", interval, margin, supported, sentence, values,
         reference={"ceiling": ceiling, "asked for": level(asked), "random": random}, failed=failed,
-        tables=tables, charts={"τ by class": {"kind": "histogram", "x": "tau", "by": "predicted"}},
-        settings={"how": how[0]}, settles=yardstick,
+        tables=tables, charts={
+            "τ by class": {
+                "kind": "densities", "by": "predicted",
+                "x": {name: "tau", "references with each other": "ceiling", "random numbers": "random"},
+                "caption": "How many examples have which τ. Further to the right is more alike.",
+            },
+        },
+        settings={**values.attrs["notes"]}, settles=yardstick,
     )  # fmt: skip
 
 

@@ -52,12 +52,11 @@ def erasure(case: Case, *, orders: Sequence[str] = OWN, judged: str = "attention
     names = [name for name in dict.fromkeys([judged, *orders]) if name != "random"]
     known = {**found(), **dict.fromkeys(OWN)}  # the paper's gradients are not the methods of that name
     jobs = {name: case.ask(name) for name in names if named("judged" if name == judged else "order", name, known)}
-    what: list[Any] = []
 
     def work(part: Part) -> dict[str, Any]:
         rerun = part.rerun()
         spots = part.spots(rerun)
-        what[:] = edited(rerun, spots)
+        part.notes["edited"] = edited(rerun, spots)
         alpha = looks(part, spots)
         scores = {"attention": alpha}
         if {*names} & {*OWN[1:]}:
@@ -105,7 +104,12 @@ def erasure(case: Case, *, orders: Sequence[str] = OWN, judged: str = "attention
             "their weight: it does not depend on this attention, so that no order of it can be right or wrong."
         )
     cells = pd.MultiIndex.from_product([(1.0, 0.0), (1.0, 0.0)], names=[*single.columns])
-    charts = {
+    charts: dict[str, dict[str, Any]] = {
+        "how many decisions have flipped": {
+            "kind": "cumulative",
+            "x": {label: f"{label}_removed" for label in (*names, "random")},
+            "caption": "The sooner a curve rises, the sooner its order finds what the decision rests on.",
+        },
         "how much sooner": {"kind": "histogram", "x": "sooner", "by": "predicted", "level": 0.0},
         "a single weight": {"kind": "points", "x": "delta_alpha", "y": "delta_js", "by": "predicted", "level": 0.0},
     }
@@ -117,8 +121,11 @@ def erasure(case: Case, *, orders: Sequence[str] = OWN, judged: str = "attention
             "orders": pd.DataFrame(table).T.rename_axis("order").reset_index(),
             "single weights": single.value_counts().reindex(cells, fill_value=0).reset_index(name="examples"),
         },
-        charts={name: one for name, one in charts.items() if values[one["x"]].notna().any()},
-        settings={"edited": what}, failed=failed,
+        charts={
+            name: one for name, one in charts.items()
+            if one["kind"] == "cumulative" or values[one["x"]].notna().any()
+        },
+        settings={**values.attrs["notes"]}, failed=failed,
     )  # fmt: skip
 
 

@@ -40,10 +40,9 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
     true_or_false("contiguous", contiguous)
     jobs = {"method": case.job, **case.lots(repeats)}
     labelled = any(one.label is not None for one in case.examples)
-    how: list[str] = []
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
-        how[:] = [part.how]
+        part.notes["how"] = part.how
         removals = []
         for scores in part.scores(jobs).values():
             for at, (numbers, features) in enumerate(zip(scores, part.features, strict=True)):
@@ -68,6 +67,7 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
         }
 
     values, failed = case.each("reading rationales", work)
+    notes = values.attrs["notes"]
     values = values.drop(columns="kept_full").astype({"kept_rationale": float})
     rows = [
         {"text": text, "measure": measure, **asdict(bootstrap(values[f"{measure}_{text}"], seed=case.seed))}
@@ -87,7 +87,7 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
         "fresh", "share of decisions kept", interval, margin, holds(margin), sentence, values,
         reference={"random": random, "above random": margin}, failed=failed, tables={"texts": pd.DataFrame(rows)},
         charts={"sure": {"kind": "points", "x": "probability_full", "y": "probability_rationale", "by": "predicted"}},
-        settings={"how": how[0]},
+        settings=notes,
     )  # fmt: skip
 
 

@@ -36,12 +36,11 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
     at_least_one("n", n)
     within("epsilon", epsilon, 0, 1)
     true_or_false("shared", shared)
-    what: list[Any] = []
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
         rerun = part.rerun()
         spots = part.spots(rerun)
-        what[:] = edited(rerun, spots)
+        part.notes["edited"] = edited(rerun, spots)
         shuffled = edits.permute(case.seed, shared=shared, sites=[spot.index for spot in spots])
         moved = part.moved(rerun(shuffled, variants=n))
         alone = np.array([len(weights) < 2 for weights in on_tokens(part, (part.batch.source or part.batch).real)])
@@ -69,7 +68,7 @@ def permutation(case: Case, *, n: int = 100, shared: bool = False, epsilon: floa
         reference={"counts as a change": level(epsilon), "attention removed": unused}, failed=failed,
         tables={"by class and largest weight": binned},
         charts={"change by largest weight": chart} if values["largest"].notna().any() else {},
-        settings={"edited": what},
+        settings={**values.attrs["notes"]},
     )  # fmt: skip
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from regard.cases import Array, Case, Part, truth_on
+from regard.cases import Array, Case, Part
 from regard.errors import InputError, OptionError
 from regard.finding import Finding, above, said
 from regard.measures import bootstrap
 from regard.rationales import auprc_by_chance, auprc_by_lot, iou_f1, ranked, token_f1, top_mask
+from regard.wording import truth_on
 
 CLAIM = "The explanation ranks the words that people named as reasons above others."
 REFERENCE = "Random orders of the same words."
@@ -42,8 +43,8 @@ def plausibility(case: Case, *, share: float | None = None, repeats: int = 5) ->
         return {**part.scores(jobs), "truth": truth}
 
     values, failed = case.each("looking for rationales", work)
-    truth = values.pop("truth").tolist()
-    scores = {label: values.pop(label).tolist() for label in jobs}
+    truth = [np.array(mask, bool) for mask in values.pop("truth")]
+    scores = {label: [*map(np.array, values.pop(label))] for label in jobs}
     named = [at for at, mask in enumerate(truth) if mask.any()]
     if not named:
         raise InputError("rationales: none of the words that the model sees was named in any example.")

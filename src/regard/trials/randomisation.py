@@ -40,14 +40,15 @@ def randomisation(case: Case, *, most: float = 0.5, draws: int = 3, depths: int 
     within("most", most, -1, 1, ends="(]")
     at_least_one("draws", draws)
     at_least_one("depths", depths)
-    cut: list[Layer] = []  # the top first
-    twins: dict[str, Any] = {}
+    prepared = ("randomisation", draws, depths)  # layers, the top first; and by name the models, partly random
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
         trace = case.job.trace(part.batch, part.target)
-        if not twins:
-            cut[:] = layers(case.subject, part.batch, depths)[::-1]
-            twins.update(_twins(case, cut, draws))
+        if prepared not in case.shelf:
+            top_first = layers(case.subject, part.batch, depths)[::-1]
+            case.shelf[prepared] = top_first, _twins(case, top_first, draws)
+        cut, twins = case.shelf[prepared]
+        part.notes["layers"] = [one.name for one in cut]
         before = sizes(part, case.job, trace)
         columns = chance(case, part, trace)
         for name, twin in twins.items():
@@ -58,7 +59,8 @@ def randomisation(case: Case, *, most: float = 0.5, draws: int = 3, depths: int 
         return columns
 
     values, failed = case.each("randomising", work)
-    full = [f"cascading {len(cut)}", *(f"draw {number}" for number in range(2, draws + 1))]
+    names = values.attrs["notes"]["layers"]
+    full = [f"cascading {len(names)}", *(f"draw {number}" for number in range(2, draws + 1))]
     for measure in ("top_k", "tau"):
         values.insert(2, measure, values[[f"{name} {measure}" for name in full]].mean(axis=1))
     must_be_defined(case, values["tau"])
@@ -69,13 +71,13 @@ def randomisation(case: Case, *, most: float = 0.5, draws: int = 3, depths: int 
         f"{said(interval)} with that for the model itself, mean over {interval.n} examples; less than {most:g} counts "
         f"as another explanation. Two random explanations have {said(random)}."
     )
-    tables = {how: _table(case, values, how, cut) for how in ("cascading", "independent")}
+    tables = {how: _table(case, values, how, names) for how in ("cascading", "independent")}
     chart = {"kind": "lines", "x": "layers from the top", "y": "tau", "level": most}
     return Finding(
         "randomisation", "Kendall's τ with all weights random", interval, margin, holds(margin), sentence, values,
         reference={"random": random, "counts as another": level(most)}, failed=failed, tables=tables,
         charts={how: {**chart, "table": how} for how in tables},
-        settings={"layers": [one.name for one in cut], "weights": "normal, with the mean and deviation of each tensor"},
+        settings={"layers": names, "weights": "normal, with the mean and deviation of each tensor"},
     )  # fmt: skip
 
 
@@ -94,12 +96,12 @@ def _twins(case: Case, cut: Sequence[Layer], draws: int) -> dict[str, Any]:
     return twins
 
 
-def _table(case: Case, values: pd.DataFrame, how: str, cut: Sequence[Layer]) -> pd.DataFrame:
+def _table(case: Case, values: pd.DataFrame, how: str, names: Sequence[str]) -> pd.DataFrame:
     rows = []
-    for number, one in enumerate(cut, 1):
+    for number, modules in enumerate(names, 1):
         tau, top_k = (bootstrap(values[f"{how} {number} {name}"], seed=case.seed) for name in ("tau", "top_k"))
         rows.append({
-            "layers from the top": number, "modules": one.name, **tau.cells("tau"), "top_k": top_k.value, "n": tau.n,
+            "layers from the top": number, "modules": modules, **tau.cells("tau"), "top_k": top_k.value, "n": tau.n,
             "undefined": tau.undefined,
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -58,13 +58,13 @@ def stability(
     within("least", least, -1, 1, ends="[)")
     true_or_false("dropout", dropout)
     widths = _widths(case) if case.kind == "table" else {}
-    modules: dict[str, Any] = {}
     seeds = [(case.seed, number) for number in range(repeats)]
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
         trace = case.job.trace(part.batch, part.target)
         tables = [] if widths else _tables(part)
-        modules.update(dropouts(case.subject, part.batch) if dropout else {})
+        modules = dropouts(case.subject, part.batch) if dropout else {}
+        part.notes["dropout modules"] = [*modules]
         shaken: Runs = (
             (nullcontext(), _within(part, widths, seed)) if widths else (Trembling(tables, noise, seed), part.batch)
             for seed in seeds
@@ -74,6 +74,7 @@ def stability(
         return chance(case, part, trace) | both
 
     values, failed = case.each("trembling", work)
+    modules = values.attrs["notes"]["dropout modules"]
     kinds = ("noise", "dropout") if modules else ("noise",)
     found = {name: bootstrap(values[f"{name} tau"], seed=case.seed) for name in kinds}
     if not any(values[f"{name} stayed"].any() for name in found):
@@ -99,7 +100,7 @@ def stability(
             f"τ under {name}": {"kind": "histogram", "x": f"{name} tau", "level": least}
             for name, one in found.items() if one.n
         },
-        settings={"dropout modules": [*modules]} | ({"noise within ±": widths} if widths else {}),
+        settings={"dropout modules": modules} | ({"noise within ±": widths} if widths else {}),
         warnings=tuple(f"{name} moved no output at all: it says nothing." for name in still),
     )  # fmt: skip
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from regard.attention import edits
-from regard.attention.edits import Place
 from regard.cases import Case, Part, edited, removed
 from regard.errors import true_or_false, within
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import Interval, bootstrap, paired
+from regard.profiles import each_head
 
 CLAIM = "The output depends on where attention looks: with uniform attention it is another."
 REFERENCE = "ε, and how far the output moves when what attention hands on is removed altogether."
@@ -40,17 +39,17 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
     case = replace(case, sites="all") if case.sites == "last" else case
     decides = case.head in ("softmax", "binary")
     labels = case.labels if decides and any(one.label is not None for one in case.examples) else []
-    what: list[dict[str, Any]] = []
 
     def work(part: Part) -> dict[str, Any]:
         rerun = part.rerun()
         spots = part.spots(rerun)
-        what[:] = [{"number": spot.index, **one} for spot, one in zip(spots, edited(rerun, spots, "all"), strict=True)]
+        both = zip(spots, edited(rerun, spots, "all"), strict=True)
+        part.notes["edited"] = [{"number": spot.index, **one} for spot, one in both]
         outputs = [rerun.output, rerun(edits.uniform(sites=[spot.index for spot in spots]))]
         heads = []
         for spot in spots:
-            if profile:  # all variants of a site in one go: what lies before it is run once
-                alone = rerun(edits.custom(_in_turn, sites=spot.index), variants=spot.shape[1] + 1)
+            if profile:
+                alone = each_head(rerun, spot)
                 heads.append(part.moved(alone[:-1]))
             outputs.append(alone[-1] if profile else rerun(edits.uniform(sites=spot.index)))
         stacked = torch.stack(outputs)  # as it is, uniform at all sites, at each: variant example class
@@ -67,6 +66,7 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
         return columns | ({"heads": np.concatenate(heads).T} if profile else {})
 
     values, failed = case.each("making attention uniform", work)
+    what = values.attrs["notes"]["edited"]
     interval, unused = bootstrap(values["moved"], seed=case.seed), bootstrap(values["removed"], seed=case.seed)
     tables: dict[str, pd.DataFrame] = {}
     charts: dict[str, Any] = {}
@@ -102,15 +102,6 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
         reference={"counts as a change": level(epsilon), "attention removed": unused},
         tables=tables, charts=charts, settings={"sites": case.sites, "edited": what}, failed=failed,
     )  # fmt: skip
-
-
-def _in_turn(weights: Tensor, place: Place) -> Tensor:
-    """In each variant the head of its number looks at all keys alike; in the last one all heads."""
-    chosen = torch.zeros(len(place.variants), len(place.heads), dtype=torch.bool, device=weights.device)
-    for at, variant in enumerate(place.variants):
-        chosen[at, place.heads[variant] if variant < len(place.heads) else slice(None)] = True
-    flat = edits.uniform().change(weights, place)
-    return torch.where(chosen[:, None, :, None, None], flat, weights)  # variant example head row key
 
 
 def _lost(values: pd.DataFrame, after: str, seed: int) -> Interval:
