@@ -1,28 +1,85 @@
 """Read attention from any PyTorch model, turn it into explanations, and put those explanations on trial."""
 
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from regard import data, draw, errors, measures, models, rationales
-from regard.adopting import adopt
-from regard.attention import Trace, edits, intervene, trace
-from regard.catalog import list_methods
-from regard.comparing import compare, compare_planted
-from regard.comparison import Comparison
-from regard.diagnosis import diagnose
-from regard.explaining import explain
-from regard.explanation import Explanation, load_explanation
-from regard.finding import Finding, load_finding
-from regard.judging import Verdict, verdict
-from regard.methods.token_mixing import identifiability
-from regard.ranking import Patterns, patterns
-from regard.subjects import causal, image, module, pooled, seq2seq, text
-from regard.training import fit
-from regard.trying import list_trials, trial
+if TYPE_CHECKING:  # for those who read without running: the same names as below
+    from regard import data as data
+    from regard import draw as draw
+    from regard import errors as errors
+    from regard import measures as measures
+    from regard import models as models
+    from regard import rationales as rationales
+    from regard.adopting import adopt as adopt
+    from regard.attention import Trace as Trace
+    from regard.attention import edits as edits
+    from regard.attention import intervene as intervene
+    from regard.attention import trace as trace
+    from regard.audited import Audit as Audit
+    from regard.audited import load_audit as load_audit
+    from regard.auditing import audit as audit
+    from regard.catalog import list_methods as list_methods
+    from regard.comparing import compare as compare
+    from regard.comparing import compare_planted as compare_planted
+    from regard.comparison import Comparison as Comparison
+    from regard.diagnosis import diagnose as diagnose
+    from regard.explaining import explain as explain
+    from regard.explanation import Explanation as Explanation
+    from regard.explanation import load_explanation as load_explanation
+    from regard.finding import Finding as Finding
+    from regard.finding import load_finding as load_finding
+    from regard.judging import Verdict as Verdict
+    from regard.judging import verdict as verdict
+    from regard.methods.token_mixing import identifiability as identifiability
+    from regard.ranking import Patterns as Patterns
+    from regard.ranking import patterns as patterns
+    from regard.subjects import causal as causal
+    from regard.subjects import image as image
+    from regard.subjects import module as module
+    from regard.subjects import pooled as pooled
+    from regard.subjects import seq2seq as seq2seq
+    from regard.subjects import text as text
+    from regard.training import fit as fit
+    from regard.trying import list_trials as list_trials
+    from regard.trying import trial as trial
 
-__version__ = version("regard")
-__all__ = [
-    "Comparison", "Explanation", "Finding", "Patterns", "Trace", "Verdict", "adopt", "causal", "compare",
-    "compare_planted", "data", "diagnose", "draw", "edits", "errors", "explain", "fit", "identifiability", "image",
-    "intervene", "list_methods", "list_trials", "load_explanation", "load_finding", "measures", "models", "module",
-    "patterns", "pooled", "rationales", "seq2seq", "text", "trace", "trial", "verdict",
-]  # fmt: skip
+    __version__: str
+
+# Where each public name lives. Nothing is imported before it is asked for: torch alone takes seconds.
+HOMES = {
+    "Audit": "audited", "Comparison": "comparison", "Explanation": "explanation", "Finding": "finding",
+    "Patterns": "ranking", "Trace": "attention", "Verdict": "judging", "adopt": "adopting", "audit": "auditing",
+    "causal": "subjects", "compare": "comparing", "compare_planted": "comparing", "data": "data",
+    "diagnose": "diagnosis", "draw": "draw", "edits": "attention", "errors": "errors", "explain": "explaining",
+    "fit": "training", "identifiability": "methods.token_mixing", "image": "subjects", "intervene": "attention",
+    "list_methods": "catalog", "list_trials": "trying", "load_audit": "audited", "load_explanation": "explanation",
+    "load_finding": "finding", "measures": "measures", "models": "models", "module": "subjects", "patterns": "ranking",
+    "pooled": "subjects", "rationales": "rationales", "seq2seq": "subjects", "text": "subjects", "trace": "attention",
+    "trial": "trying", "verdict": "judging",
+}  # fmt: skip
+__all__ = list(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of this package, when it is first asked for."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("regard")
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    else:
+        home = HOMES.get(name, name)
+        try:
+            held = import_module(f"regard.{home}")
+        except ModuleNotFoundError as problem:
+            if problem.name != f"regard.{home}":  # something that it needs is missing
+                raise
+            raise AttributeError(f"module 'regard' has no attribute {name!r}") from None
+        value = held if home == name else getattr(held, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *HOMES, "__version__"})

@@ -1,5 +1,55 @@
 """What `--help` says of each command: what it is for, and examples."""
 
+# `regard --help` begins with these; a test runs them.
+EXAMPLES = {
+    "regard audit --planted keyword": "a toy whose truth is known",
+    "regard doctor --model path/to/classifier": "what can be asked of yours",
+    "regard audit --model path/to/classifier --data reviews.csv": "",
+}
+COMMANDS = {  # in the order in which they are used
+    "audit": "Put the explanations of a model on trial, and judge them.",
+    "report": "Write the page of an audit anew, without the model.",
+    "diff": "Tell what changed between two audits.",
+    "doctor": "Find out what can be asked of your model. Start here.",
+    "trace": "Show what each attention site of a model did.",
+    "explain": "Attribute a prediction to words, or to patches of a picture.",
+    "compare": "Put methods side by side on your data.",
+    "trial": "Run a single trial, in full.",
+    "methods": "List the methods: formula, cost, paper.",
+    "trials": "List the trials: claim, reference, paper.",
+}
+AUDIT_HELP = """Put the explanations of a model on trial and judge them: a scorecard, and a report to read.
+
+Each criterion is supported, not supported or inconclusive, on your model and data. All that was found is kept in --out:
+what was stopped goes on with --resume, and `regard report` and `regard diff` need no model.
+
+Exit codes: 0; 1: a criterion of --require is not met; 2: bad input, or nothing ran; 3: required, but not settled; 130:
+stopped. Every option can be given as REGARD_AUDIT_LIMIT=100 and in --config, too: command line, environment, file,
+defaults, in this order.
+
+Examples:
+
+* `regard audit --model path/to/classifier --data reviews.csv --html report.html`
+* `regard audit --model path/to/classifier --data reviews.csv --trials all --dry-run`
+* `regard audit --model path/to/classifier --data reviews.csv --methods rollout,gradient:norm=l2 --trials agreement`
+* `regard audit --model path/to/classifier --data reviews.csv --require consistent,causal --json > findings.json`
+* `regard audit --config audit.toml --limit 100 --resume`
+"""
+REPORT_HELP = """Write the page of a run anew from what is stored; without the model, and always the same bytes.
+
+Examples:
+
+* `regard report runs/classifier-reviews`
+* `regard report runs/classifier-reviews --html report.html --json`
+"""
+DIFF_HELP = """Tell what changed between two runs: criterion by criterion, with intervals.
+
+Examples:
+
+* `regard diff runs/classifier-reviews runs/distilled-reviews`
+* `regard diff runs/before runs/after --json`
+"""
+
 TRACE_HELP = """Run a model once on your texts and show what each of its attention sites did.
 
 Examples:

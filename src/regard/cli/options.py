@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands have: one set of names."""
 
 from __future__ import annotations
 
@@ -7,27 +7,110 @@ from typing import Annotated
 
 import typer
 
-from regard.data.planted import TASKS
+from regard.cli.shared import TASKS, known
 
-MODEL = Annotated[str, typer.Option(help="A local folder, a GGUF file, or a hub name.")]
+
+def methods() -> list[str]:
+    """For the shell to complete."""
+    return known("methods")
+
+
+def trials() -> list[str]:
+    """For the shell to complete."""
+    return ["quick", "all", *known("trials")]
+
+
+def tasks() -> list[str]:
+    """For the shell to complete."""
+    return [*TASKS]
+
+
+MODEL = Annotated[str, typer.Option(metavar="TEXT", help="A local folder, a GGUF file, or a hub name.")]
 TRUST = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")]
-TARGET = Annotated[str | None, typer.Option(help="A label, token or class number; else the predicted.")]
+TARGET = Annotated[str | None, typer.Option(metavar="TEXT", help="A label, token or class number; else the predicted.")]
 SIMILAR = Annotated[
-    str | None, typer.Option(help="For plain encoders: explain the similarity to this text or picture.")
+    str | None, typer.Option(metavar="TEXT", help="For plain encoders: explain the similarity to this text or picture.")
 ]
-OVER_LIMIT = Annotated[str, typer.Option(help="A text over the model's limit: 'error', 'truncate' or 'allow'.")]
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-MAYBE_MODEL = Annotated[str | None, typer.Option("--model", help="A local folder, a GGUF file, or a hub name.")]
-DATA = Annotated[Path | None, typer.Option(help="A .csv, .tsv, .jsonl or .parquet file, or an ERASER folder.")]
+OVER_LIMIT = Annotated[
+    str, typer.Option(metavar="TEXT", help="A text over the model's limit: 'error', 'truncate' or 'allow'.")
+]
+JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+MAYBE_MODEL = Annotated[
+    str | None, typer.Option("--model", metavar="TEXT", help="A local folder, a GGUF file, or a hub name.")
+]
+DATA = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="A .csv, .tsv, .jsonl or .parquet file, or an ERASER folder.")
+]
 PLANTED = Annotated[
     str | None,
-    typer.Option(help=f"Instead: train a small model on a task whose truth is known: {', '.join(TASKS)}."),
+    typer.Option(
+        metavar="TEXT",
+        help=f"Instead: train a small model on a task whose truth is known: {', '.join(TASKS)}.",
+        autocompletion=tasks,
+    ),
 ]
-TEXT_COLUMN = Annotated[str | None, typer.Option("--text", help="The column of texts.")]
-LABEL_COLUMN = Annotated[str | None, typer.Option("--label", help="The column of labels.")]
-RATIONALE_COLUMN = Annotated[str | None, typer.Option("--rationale", help="The column of rationales.")]
-HOW = Annotated[str | None, typer.Option(help="Words are removed by 'delete', 'mask', 'pad' or 'attention'.")]
-ON_BAD = Annotated[str, typer.Option(help="Rows that cannot be used: 'raise' or 'skip'.")]
-SEED = Annotated[int, typer.Option(min=0, help="Of everything that is drawn by lot.")]
-EXAMPLES = Annotated[int, typer.Option(help="How many examples are drawn from the data.")]
-PAGE = Annotated[Path | None, typer.Option(help="Write a page with tables and pictures here.")]
+TEXT_COLUMN = Annotated[
+    str | None,
+    typer.Option(
+        "--text-column", "--text", metavar="TEXT", help="The column of texts (also --text); else one of a usual name."
+    ),
+]
+LABEL_COLUMN = Annotated[
+    str | None,
+    typer.Option(
+        "--label-column",
+        "--label",
+        metavar="TEXT",
+        help="The column of labels (also --label); else one of a usual name.",
+    ),
+]
+RATIONALE_COLUMN = Annotated[
+    str | None,
+    typer.Option(
+        "--rationale-column",
+        "--rationale",
+        metavar="TEXT",
+        help="The column of rationales (also --rationale); else one of a usual name.",
+    ),
+]
+HOW = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Words are removed by 'delete', 'mask', 'pad' or 'attention'.")
+]
+ON_BAD = Annotated[str, typer.Option(metavar="TEXT", help="Rows that cannot be used: 'raise' or 'skip'.")]
+SEED = Annotated[int, typer.Option(metavar="N", min=0, help="Of everything that is drawn by lot.")]
+LIMIT = Annotated[
+    int,
+    typer.Option(
+        "--limit", "--examples", metavar="N", help="How many examples are drawn from the data (also --examples)."
+    ),
+]
+PAGE = Annotated[Path | None, typer.Option(metavar="PATH", help="Write a page with tables and pictures here.")]
+METHOD = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="The explanation on trial: a method, or method:option=value,…; else raw.",
+        autocompletion=methods,
+    ),
+]
+METHODS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--methods",
+        "--method",
+        metavar="TEXT",
+        help="Methods, or method:option=value, with commas (also --method).",
+        autocompletion=methods,
+    ),
+]
+TRIALS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trials", "--trial", metavar="NAMES", autocompletion=trials,
+        help="'quick' (a choice of five), 'all', or names with commas, or name:option=value.",
+    ),
+]  # fmt: skip
+OPTION = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="TEXT", help="An option of it, name=value; may be given several times."),
+]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from regard import draw
-from regard.attention import Ignored
+from regard.cli.consoles import shown
 from regard.comparison import FOOTNOTE, MEASURES, Comparison
-from regard.diagnosis import Diagnosis
 from regard.explanation import Explanation
 from regard.finding import Finding, readable, said
 
-shown = Console()
-# Progress and complaints go to stderr, so that stdout can be piped.
-told = Console(stderr=True)
+if TYPE_CHECKING:
+    from regard.attention import Ignored
+    from regard.diagnosis import Diagnosis
+
 MOST_ROWS = 20  # of a table
 WIDE = 130  # columns of a terminal that holds a league table; a narrower one gets less of it, on two lines each
 
@@ -152,7 +151,7 @@ def show_comparison(found: Comparison) -> None:
             {"method": name} | {other: _cell(square[name][other] for square in squares) for other in references}
             for name in families
         ]
-        _print_frame(pd.DataFrame(rows))
+        print_frame(pd.DataFrame(rows))
         shown.print(Text(" · ".join(MEASURES.values()) + " –: undefined.", style="dim"))
     for one in found.disagreements[:1]:
         said = f"\nthe example on which two methods disagree most: {one['example']}, τ = {one['tau']:.2f}"
@@ -170,14 +169,14 @@ def show_finding(found: Finding) -> None:
     if found.needed is not None:
         shown.print(Text(f"About {found.needed} examples like these would settle it.", style=colour))
     levels = {found.about: found.interval, **found.reference}
-    _print_frame(
+    print_frame(
         pd.DataFrame([{"method": name, "value [95 % interval]": said(one)} for name, one in levels.items()]).rename(
             columns={"method": ""}
         )
     )
     for name, table in found.tables.items():
         shown.print(f"\n{name}", style="bold", highlight=False)
-        _print_frame(readable(table.head(MOST_ROWS)).map(_shortened))
+        print_frame(readable(table.head(MOST_ROWS)).map(_shortened))
         if len(table) > MOST_ROWS:
             shown.print(f"… {len(table) - MOST_ROWS} more rows: --json, --save or --html", style="dim", highlight=False)
     for line in found.warnings:
@@ -204,7 +203,7 @@ def show_league(table: pd.DataFrame) -> None:
     """A row for each method; in a narrow terminal only what methods are judged by, intervals on a line of their own."""
     if shown.width < WIDE:
         table = table.drop(columns=["family", "stability", "forwards"]).replace(r" \[", "\n[", regex=True)
-    _print_frame(table)
+    print_frame(table)
 
 
 def _shortened(cell: Any) -> str:
@@ -215,7 +214,8 @@ def _cell(numbers: Iterable[float]) -> str:
     return " · ".join("–" if np.isnan(number) else f"{number:.2f}" for number in numbers)
 
 
-def _print_frame(frame: pd.DataFrame) -> None:
+def print_frame(frame: pd.DataFrame) -> None:
+    """A table: numbers to the right, words to the left."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in frame.columns:
         words = frame[name].map(lambda cell: str(cell)[:1].isalpha()).any()  # to the left, numbers to the right

@@ -1,0 +1,155 @@
+"""What several commands do with their arguments. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import json as jsons
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import InputError, OptionError
+from regard.locating import locate
+from regard.progress import Counter
+
+if TYPE_CHECKING:
+    from regard.types import Subject
+
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+# `regard.data.planted` is slow to import; a test holds this list against it.
+TASKS = ("keyword", "columns", "copies", "copied_columns", "shortcut", "position", "xor", "two_facts", "negation")
+
+
+def known(folder: str) -> list[str]:
+    """The names of all "methods" or "trials": those of the folder's files and of other packages."""
+    import pkgutil
+    from importlib.metadata import entry_points
+
+    from regard import methods, trials
+
+    inside = pkgutil.iter_modules({"methods": methods, "trials": trials}[folder].__path__)
+    outside = entry_points(group=f"regard.{folder}")
+    return [*(one.name for one in inside), *(one.value.rsplit(".", 1)[-1] for one in outside)]
+
+
+def must_know(what: str, name: str, names: Sequence[str]) -> None:
+    """Refuse an unknown name, with the nearest one."""
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise OptionError(f"{what}={name!r} is not known.{hint} There are {', '.join(names)}.")
+
+
+def option(given: str) -> tuple[str, Any]:
+    """``name=value``; numbers, true, false and null are what they look like."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise InputError(f"--option {given!r} is not name=value.")
+    try:
+        return name.replace("-", "_"), jsons.loads(value.lower() if value in ("True", "False") else value)
+    except ValueError:
+        return name.replace("-", "_"), value
+
+
+def several(given: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """``name,name:option=value,option=value,name`` and several of these; an option belongs to the name before it.
+
+    Example:
+        >>> several(["raw,gradient:norm=l2,of=logit", "rollout"])
+        [('raw', {}), ('gradient', {'norm': 'l2', 'of': 'logit'}), ('rollout', {})]
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    for piece in (one.strip() for text in given for one in text.split(",")):
+        name, colon, rest = piece.partition(":")
+        if not colon and "=" in piece:
+            if not found:
+                raise InputError(f"{piece!r} is an option of nothing: write name:{piece}.")
+            found[-1][1].update([option(piece)])
+        elif piece:
+            found.append((name, dict([option(rest)] if rest else [])))
+    return found
+
+
+def must_end_in(suffix: str, name: str, path: Path | None) -> None:
+    """Refuse a file of another kind."""
+    if path is not None and path.suffix != suffix:
+        raise InputError(f"--{name} {path} must end in {suffix}.")
+
+
+def must_name(model: str | None, data: Path | None, planted: str | None) -> None:
+    """Refuse what is named twice, not at all, or not there; before anything heavy is imported."""
+    if (planted is None) == (model is None or data is None) or (planted and (model or data)):
+        raise InputError("pass --model and --data, or --planted alone: what is to be tried on what.")
+    if planted is not None:
+        must_know("task", planted, TASKS)
+    if data is not None and not data.exists():
+        raise InputError(f"--data {data} does not exist. It takes {', '.join(TABLES)} or an ERASER folder.")
+    if model is not None:
+        locate(model)
+
+
+def read(data: Path, text: str | None, label: str | None, rationale: str | None, on_bad: Any) -> Any:
+    """The data of a file, or of an ERASER folder."""
+    with Counter(f"reading {data}", None, patience=0):
+        from regard.data import read, read_eraser
+
+        found = (
+            read_eraser(data, on_bad=on_bad)
+            if data.is_dir()
+            else read(data, text=text, label=label, rationale=rationale, on_bad=on_bad)
+        )
+        return replace(found, source=str(data))
+
+
+def wake() -> None:
+    """Import what takes seconds, in sight."""
+    with Counter("starting torch", None, patience=0):
+        import regard.diagnosis
+        import regard.subjects  # noqa: F401
+
+
+def open_model(model: str, *, over_limit: Any = "error", trust_remote_code: bool) -> Subject:
+    """The model, loaded."""
+    locate(model)
+    wake()
+    from regard.subjects import open_subject
+
+    # What is downloaded has bars of its own.
+    with Counter(f"loading {model}", None, patience=0 if Path(model).expanduser().exists() else math.inf):
+        return open_subject(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+
+
+def asked_of(
+    model: str, target: str | None, similar_to: str | None, over_limit: str, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """The model, and what is explained of it."""
+    subject = open_model(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+    if target is None and similar_to is None and not subject.predicts:
+        raise InputError(f"{model} has no classes to explain. Pass --similar-to TEXT.")
+    return subject, target_of(subject, target, similar_to)
+
+
+def target_of(subject: Any, target: str | None, similar_to: str | None) -> Any:
+    """What is explained: a class by number, a label or token by name, or the similarity to another input."""
+    if similar_to is not None:
+        return subject.similarity(similar_to)
+    if target is not None and target.isdigit() and not hasattr(subject, "produce"):
+        return int(target)
+    return target
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """No warnings on stderr, for the length of a block: they are part of what is shown."""
+    import logging
+
+    logger = logging.getLogger("regard")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
