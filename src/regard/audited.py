@@ -118,10 +118,10 @@ def differences(one: Audit, other: Audit) -> pd.DataFrame:
     """
     rows = []
     for title in dict.fromkeys([*one.methods, *other.methods]):
-        cards = [audit.verdict(title) if title in audit.methods else None for audit in (one, other)]
-        criteria = next(card for card in cards if card is not None).criteria
+        # What is about attention itself both may have, also where only one has tried this explanation.
+        found = [{its.trial: its for by, its in audit.findings if by in (None, title)} for audit in (one, other)]
+        criteria = one.verdict().criteria
         filled = {name for criterion in criteria for name in criterion.trials}
-        found = [{} if card is None else card.findings for card in cards]
         every = dict.fromkeys([*found[0], *found[1]])
         pairs = [(criterion.name, name) for criterion in criteria for name in criterion.trials if name in every]
         for criterion, name in [*pairs, *(("", name) for name in every if name not in filled)]:
