@@ -20,6 +20,11 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([REGARD, *args], capture_output=True, text=True, timeout=120, check=False)
 
 
+def quiet(done: subprocess.CompletedProcess[str]) -> bool:
+    """Nothing is said when nobody watches, but that it still runs, on a machine that takes half a minute."""
+    return all(line.startswith("regard: ") for line in done.stderr.splitlines())
+
+
 def test_version_and_help():
     assert CliRunner().invoke(app, ["--version"]).output.strip() == f"regard {regard.__version__}"
     for args, example in ((["--help"], "doctor"), (["trace", "--help"], "trace"), (["doctor", "--help"], "doctor")):
@@ -31,7 +36,7 @@ def test_version_and_help():
 def test_trace_prints_a_table(minilm_path):
     done = run("trace", "--model", str(minilm_path), "--text", "a moving film", "--text", "dull")
     assert done.returncode == 0
-    assert done.stderr == ""  # quiet when nobody watches
+    assert quiet(done)
     assert "6 attention sites" in done.stdout
     assert "encoder.layer.3" in done.stdout
     assert "2×12×5×5" in done.stdout
@@ -84,7 +89,7 @@ def test_bad_input_is_one_message_and_exit_code_2(minilm_path, args, words):
 def test_doctor_prints_a_page(minilm_path):
     done = run("doctor", "--model", str(minilm_path))
     assert done.returncode == 0
-    assert done.stderr == ""
+    assert quiet(done)
     for words in (
         "BertModel, 22.7 M parameters, float32",
         "6 self, 12 heads, 1×12×12×12",

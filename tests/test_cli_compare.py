@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from regard import cli
@@ -93,7 +94,7 @@ def test_a_narrow_terminal_gets_whole_words(monkeypatch, capsys):
 
     numbers = {"comprehensiveness": "1. 0.345 [0.300, 0.390] *", "sufficiency": "1. 0.045 [0.030, 0.090]"}
     row = {"method": "integrated_gradients", "family": "reference", **numbers, "auprc": numbers["sufficiency"]}
-    monkeypatch.setattr(showing, "shown", showing.Console(width=80))
+    monkeypatch.setattr(showing, "shown", Console(width=80))
     showing.show_league(pd.DataFrame([row | {"stability": "1.00", "forwards": "50.0"}]))
     shown = capsys.readouterr().out
     for whole in ("integrated_gradients", "comprehensiveness", "1. 0.345", "[0.300, 0.390] *"):

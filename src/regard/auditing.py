@@ -29,6 +29,7 @@ from regard.fingerprints import of_examples, of_subject, of_versions
 from regard.jobs.plan import Unit
 from regard.jobs.running import run
 from regard.jobs.store import Store
+from regard.memory import processes
 from regard.progress import Board, Counter
 from regard.trying import Drawn, Hearing, draw, found, hearing, must_count, named_target, trial_named
 from regard.types import How, Subject, Targets
@@ -58,7 +59,7 @@ def audit(
     seed: int = 0,
     shown: int = 12,
     redact: bool = False,
-    workers: int = 1,
+    workers: int | None = 1,
     threads: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -78,7 +79,8 @@ def audit(
         seed: of everything that is drawn.
         shown: how many examples the report shows.
         redact: leave texts out of everything that is kept or shown.
-        workers: how many processes share the work; each holds the model.
+        workers: how many processes share the work; each holds the model. None: as many as there are cores, if they
+            fit into memory.
         threads: of each process; None: this machine's cores shared among workers. Results are the same to the last bit
             for any number of workers, and not for any number of threads.
         out: the folder of the run, which can go on after it was stopped; None: nothing is kept.
@@ -115,7 +117,7 @@ def prepared(
     seed: int = 0,
     shown: int = 12,
     redact: bool = False,
-    workers: int = 1,
+    workers: int | None = 1,
     threads: int | None = None,
     command: str = "",
 ) -> Bench:
@@ -130,6 +132,8 @@ def prepared(
         at_least_one("shown", shown)
     true_or_false("redact", redact)
     examples = limit or EXAMPLES["quick" if trials == "quick" else "other"]
+    if workers is None:
+        workers = processes(sum(one.numel() * one.element_size() for one in subject.model.parameters()))
     cores = torch.get_num_threads()
     return Bench(
         subject, draw(data, examples, target, seed), explained, tried, how, batch_size, seed, min(shown, examples),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from regard.errors import TooLarge
 
+WORTH = 20 << 20  # bytes of a model, below which a process takes longer to start than it saves
+
 
 def must_fit(what: str, shape: Sequence[int], *, item: int = 4) -> None:
     """Refuse to form a tensor that would not fit into the memory that is free now, with what it would need."""
@@ -37,6 +39,14 @@ def peak() -> int:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
+
+
+def processes(weights: int) -> int:
+    """How many processes that each hold a model of so many bytes: one for each core, as far as half the memory goes."""
+    if weights < WORTH:
+        return 1
+    each = 2 * weights + (1 << 30)  # what runs through the model, and Python with torch
+    return max(1, min(os.cpu_count() or 1, _free() // 2 // each))
 
 
 def _free() -> int:

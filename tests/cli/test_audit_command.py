@@ -255,4 +255,5 @@ def test_ctrl_c_while_torch_is_imported(planted_folder, tmp_path):
         run.send_signal(signal.SIGINT)
         err = run.communicate(timeout=60)[1]
     assert run.returncode == 130, err
-    assert err == f"stopped; what was finished is kept. Go on with: {shlex.join(['regard', *given, '--resume'])}\n"
+    said = [line for line in err.splitlines() if not line.startswith("regard: ")]  # where it takes half a minute
+    assert said == [f"stopped; what was finished is kept. Go on with: {shlex.join(['regard', *given, '--resume'])}"]

@@ -74,8 +74,9 @@ def audit(
     how: options.HOW = None,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="How many examples run together.")] = 32,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many processes share the work; each holds the model.")
-    ] = 1,
+        int | None,
+        typer.Option(metavar="N", min=1, help="How many processes, each with the model; else as many as fit."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Of each process; else the cores are shared.")
     ] = None,
@@ -103,13 +104,14 @@ def audit(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown, "redact": redact,
-                  "workers": workers, "threads": threads, "command": command()}  # fmt: skip
+                  "workers": workers or (1 if trust_remote_code else None), "threads": threads,
+                  "command": command()}  # fmt: skip
     named = tried[0][0] if _is_a_set(tried) else tried
     bench = prepared(subject, read_from, methods=chosen, trials=named, target=wanted, **asked)
     if not bench.called[0]:
         why = "; ".join(dict.fromkeys(f"{row['trial']}: {row['why']}" for row in bench.called[1]))
         raise InputError(f"nothing can run. {why}")
-    if dry_run or not resume:
+    if dry_run or not (resume or named == "quick"):  # a probe would take a good part of what a quick look takes
         _foretell(bench, json=json, dry_run=dry_run)
     if dry_run:
         return
