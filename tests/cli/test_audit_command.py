@@ -44,7 +44,7 @@ def test_from_a_model_and_a_file_to_a_scorecard_and_a_page(call, planted_folder,
     for by, one in found.findings:
         assert " ".join(one.sentence.split()) in flat
         assert one.settings["n"] == 3 if by is None else True
-    assert "2 trials of 1 explanations on 8 examples" in err
+    assert "2 trials of 1 explanation on 8 examples" in err
     page = folder / "report.html"
     assert str(page.relative_to(tmp_path)) in err
     assert str(planted_folder / "data.jsonl") in found.about["data"]["source"]

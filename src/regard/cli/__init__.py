@@ -46,7 +46,8 @@ def _run(given: list[str]) -> int:
     except wrong_usage as problem:
         said: Any = problem
         where = getattr(said.ctx, "command_path", "regard") if hasattr(said, "ctx") else "regard"
-        _complain(f"{said.format_message().rstrip('.')}. See: {where} --help")
+        text = said.format_message()
+        _complain(f"{text}{'' if text.endswith(('.', '?')) else '.'} See: {where} --help")
     return BAD_INPUT
 
 

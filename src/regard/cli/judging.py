@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,7 +150,7 @@ def subject_of(
 
     with Counter(f"training a model on {planted}", None, patience=0):
         subject, made = fit_planted(planted, seed=seed)
-    return subject, made, None
+    return subject, replace(made, test=replace(made.test, source=f"the planted task {planted}")), None
 
 
 def trials(json: options.JSON = False) -> None:

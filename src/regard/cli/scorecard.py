@@ -90,10 +90,10 @@ def foreseen(found: Foresight) -> str:
     """What will run, and roughly what it takes, in a line."""
     jobs = found.jobs[found.jobs["trial"] != EXHIBIT]
     methods = jobs["method"].dropna().nunique()
-    about = f"{jobs['trial'].nunique()} trials of {methods} explanations" if methods else f"{len(jobs)} trials"
+    about = _counted(jobs["trial"].nunique(), "trial") + (f" of {_counted(methods, 'explanation')}" if methods else "")
     refused = f"; {len(found.refused)} refused" if len(found.refused) else ""
     return (
-        f"{about} on {jobs['examples'].max()} examples, {found.jobs['units'].sum()} jobs{refused}: about "
+        f"{about} on {jobs['examples'].max()} examples, {_counted(found.jobs['units'].sum(), 'job')}{refused}: about "
         f"{clock(found.seconds)}, {_size(found.memory)} of memory, {_size(found.disk)} on disk"
     )
 
@@ -135,6 +135,10 @@ def _changed(row: Mapping[Any, Any]) -> Iterable[Text]:
     narrow = shown.width < WIDE
     values = [Text(cell.replace(" [", "\n[") if narrow else cell, no_wrap=True) for cell in cells]
     return Text.assemble(row["criterion"] or row["trial"], trial), outcome, *values
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _size(count: int) -> str:
