@@ -93,8 +93,8 @@ def foreseen(found: Foresight) -> str:
     about = _counted(jobs["trial"].nunique(), "trial") + (f" of {_counted(methods, 'explanation')}" if methods else "")
     refused = f"; {len(found.refused)} refused" if len(found.refused) else ""
     return (
-        f"{about} on {jobs['examples'].max()} examples, {_counted(found.jobs['units'].sum(), 'job')}{refused}: about "
-        f"{clock(found.seconds)}, {_size(found.memory)} of memory, {_size(found.disk)} on disk"
+        f"{about} on {jobs['examples'].max()} examples, {_counted(int(found.jobs['units'].sum()), 'job')}{refused}: "
+        f"about {clock(found.seconds)}, {_size(found.memory)} of memory, {_size(found.disk)} on disk"
     )
 
 
