@@ -135,6 +135,16 @@ def test_what_changed_is_refused(subject, undisturbed, tmp_path):
         regard.audit(subject, TEXTS, out=undisturbed, **ASKED)
 
 
+def test_a_run_goes_on_with_the_threads_that_it_was_begun_with(subject, undisturbed, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)  # as on another machine
+    known = {name: one for name, one in ASKED.items() if name != "threads"}
+    before = found_in(undisturbed)
+    regard.audit(subject, TEXTS, out=undisturbed, resume=True, **known)
+    assert found_in(undisturbed) == before
+    with pytest.raises(StoreError, match="threads: was 1, is 2"):
+        regard.audit(subject, TEXTS, out=undisturbed, resume=True, threads=2, **known)
+
+
 def test_a_finished_run_is_read_again_without_work(subject, undisturbed, monkeypatch):
     before = found_in(undisturbed)
     monkeypatch.setattr(Bench, "__call__", None)  # nothing may run

@@ -94,6 +94,8 @@ def audit(
         >>> regard.audit(subject, texts, methods=["raw"], trials=["comprehensiveness"], shown=2).verdict()["causal"]
         'supported'
     """
+    if resume and threads is None and out is not None:
+        threads = threads_of(out)
     bench = prepared(
         subject, data, methods=methods, trials=trials, target=target, how=how, limit=limit, batch_size=batch_size,
         seed=seed, shown=shown, redact=redact, workers=workers, threads=threads, command=command,
@@ -341,6 +343,15 @@ class _Done(Exception):
 
 def _stop(part: Part, work: object) -> Result:
     raise _Done
+
+
+def threads_of(out: str | Path) -> int | None:
+    """With how many threads the run in a folder was begun, since it can only go on so; None: there is none."""
+    try:
+        known = json.loads((Path(out) / "manifest.json").read_text("utf-8"))["identity"]["options"]["threads"]
+        return int(known)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # what is wrong with it the store will say
 
 
 def _pair(asked: Asked) -> tuple[str, Mapping[str, Any]]:

@@ -96,7 +96,7 @@ def audit(
     read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad)
     required = _criteria(require or [])
     wake()
-    from regard.auditing import prepared
+    from regard.auditing import prepared, threads_of
 
     _must_be_tried(required, tried)
     subject, read_from, wanted = subject_of(
@@ -104,8 +104,8 @@ def audit(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown, "redact": redact,
-                  "workers": workers or (1 if trust_remote_code else None), "threads": threads,
-                  "command": command()}  # fmt: skip
+                  "workers": workers or (1 if trust_remote_code else None), "command": command(),
+                  "threads": threads_of(folder) if resume and threads is None else threads}  # fmt: skip
     named = tried[0][0] if _is_a_set(tried) else tried
     bench = prepared(subject, read_from, methods=chosen, trials=named, target=wanted, **asked)
     if not bench.called[0]:
