@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from regard.attention.running import must_be_subject
-from regard.audited import Audit, cited, title_of
+from regard.audited import SUITE, Audit, cited, title_of
 from regard.cases import Case, Part, Result
 from regard.catalog import method_named
 from regard.data.planted import Planted
@@ -26,7 +26,7 @@ from regard.errors import InputError, OptionError, RegardError, at_least_one, tr
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
 from regard.fingerprints import of_examples, of_subject, of_versions
-from regard.jobs.plan import Unit
+from regard.jobs.plan import EXHIBIT, Unit
 from regard.jobs.running import run
 from regard.jobs.store import Store
 from regard.memory import processes
@@ -41,7 +41,6 @@ QUICK: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 METHODS = ("raw", "rollout", "grad_rollout")
 EXAMPLES = {"quick": 200, "other": 500}
-EXHIBIT = "exhibit"
 Asked = str | tuple[str, Mapping[str, Any]]
 log = logging.getLogger("regard")
 
@@ -328,8 +327,8 @@ class Bench:
         exhibits = [store.record(unit.id)["found"] for unit in self.units if unit.task == EXHIBIT]
         papers = cited({one["finding"]["cite"] for one in findings})
         about = {**self.identity, "references": papers, "kind": self.drawn.kind}
-        methods = {title: [name, dict(options)] for title, (name, options) in self.methods.items()}
-        kept = {"suite": "regard.audit/1", "about": about, "methods": methods, "findings": findings, "refused": refused,
+        methods = self.identity["options"]["methods"]
+        kept = {"suite": SUITE, "about": about, "methods": methods, "findings": findings, "refused": refused,
                 "exhibits": exhibits}  # fmt: skip
         return kept if not self.redact else {**kept, "findings": redacted(findings)}
 

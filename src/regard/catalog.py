@@ -7,7 +7,6 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -17,7 +16,7 @@ import pandas as pd
 
 from regard import methods
 from regard.attention import Trace
-from regard.errors import NotServed, OptionError
+from regard.errors import NotServed, OptionError, must_know, nearest
 from regard.types import Of, Scores
 
 E = TypeVar("E")
@@ -44,8 +43,7 @@ class Entry:
         known = self.options
         for name in given:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = nearest(name, known)
                 listed = ", ".join(f"{key}={value!r}" for key, value in known.items()) or "none"
                 raise OptionError(f"{name}={given[name]!r}: {self.name} has no such option.{hint} It has {listed}.")
         return {**known, **given}
@@ -100,10 +98,7 @@ def method_named(name: str) -> Method:
 
 def named(what: str, name: str, known: Mapping[str, E]) -> E:
     """The entry of that name; refused with the nearest one if there is none."""
-    if name not in known:
-        near = get_close_matches(str(name), known, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise OptionError(f"{what}={name!r} is not known.{hint} There are {', '.join(known)}.")
+    must_know(what, name, known)
     return known[name]
 
 

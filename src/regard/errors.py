@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -143,6 +144,19 @@ def choose(name: str, value: object, choices: tuple[str, ...]) -> str:
         listed = ", ".join(repr(choice) for choice in choices)
         raise OptionError(f"{name}={value!r} is not known. Choose one of {listed}.")
     return str(value)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """A hint for a name that is not known: the one that is most like it, if any is."""
+    near = get_close_matches(str(name), [*known], 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def must_know(what: str, name: object, known: Iterable[str]) -> None:
+    """Refuse an unknown name, with the nearest one."""
+    names = [*known]
+    if name not in names:
+        raise OptionError(f"{what}={name!r} is not known.{nearest(name, names)} There are {', '.join(names)}.")
 
 
 def whole_numbers(name: str, value: Any) -> list[int]:

@@ -248,7 +248,7 @@ def _records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) ->
             facts={name: fact[example] for name, fact in facts.items()}
             | ({} if errors is None else {"standard_error": errors[example][list(shown[0].rows)]}),
             model=model_of(trace.subject),
-            versions=_versions(),
+            versions=versions(),
             seed=job.options.get("seed"),
             picture=pictures[example],
         ))  # fmt: skip
@@ -378,9 +378,10 @@ def model_of(subject: Subject) -> dict[str, str]:
 
 
 @lru_cache
-def _versions() -> dict[str, str]:
+def versions(packages: tuple[str, ...] = ("regard", "torch", "transformers")) -> dict[str, str]:
+    """Of each package the version that is installed."""
     known = {}
-    for package in ("regard", "torch", "transformers"):
+    for package in packages:
         try:
             known[package] = version(package)
         except PackageNotFoundError:

@@ -7,13 +7,12 @@ import platform
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from regard.data import Example
-from regard.explaining import model_of
+from regard.explaining import model_of, versions
 
 PACKAGES = ("regard", "torch", "transformers", "numpy", "scipy")
 PLAIN = (str, int, float, bool, tuple, type(None))
@@ -44,13 +43,7 @@ def of_examples(examples: Iterable[Example]) -> str:
 
 def of_versions() -> dict[str, str]:
     """What the numbers may depend on."""
-    known = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in PACKAGES:
-        try:
-            known[package] = version(package)
-        except PackageNotFoundError:
-            known[package] = "unknown"
-    return known
+    return {"python": platform.python_version(), "machine": platform.machine(), **versions(PACKAGES)}
 
 
 def _rules(tokenizer: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from regard.auditing import EXHIBIT, Bench
+from regard.auditing import Bench
+from regard.jobs.plan import EXHIBIT
 from regard.memory import peak
 from regard.progress import Counter
 

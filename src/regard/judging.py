@@ -105,7 +105,7 @@ class Verdict:
         wanted = next((one for one in self.criteria if one.name == criterion), None)
         if wanted is None:
             raise InputError(f"criterion={criterion!r} is not known. There are {', '.join(c.name for c in CRITERIA)}.")
-        evidence = self._evidence(wanted)
+        evidence = self.evidence(wanted)
         if not evidence:
             return UNTESTED
         outcomes = {one.supported for one in evidence}
@@ -115,19 +115,25 @@ class Verdict:
             return SAID[True in outcomes]
         return SAID[True if True in outcomes else False if False in outcomes else None]
 
-    def _evidence(self, criterion: Criterion) -> list[Finding]:
+    def evidence(self, criterion: Criterion) -> list[Finding]:
+        """The findings that fill a criterion."""
         return [self.findings[name] for name in criterion.trials if name in self.findings]
+
+    @property
+    def besides(self) -> list[Finding]:
+        """The findings that fill no criterion."""
+        filled = {name for criterion in self.criteria for name in criterion.trials}
+        return [one for name, one in self.findings.items() if name not in filled]
 
     @property
     def frame(self) -> pd.DataFrame:
         """A row for each criterion and each trial that fills it; then those trials that fill none."""
         rows: list[dict[str, Any]] = []
         for criterion in self.criteria:
-            evidence = self._evidence(criterion)
+            evidence = self.evidence(criterion)
             rows += [_row(criterion.name, self[criterion.name], one) for one in evidence]
             rows += [] if evidence else [{"criterion": criterion.name, "outcome": UNTESTED}]
-        filled = {name for criterion in self.criteria for name in criterion.trials}
-        rows += [_row("", one.outcome, one) for name, one in self.findings.items() if name not in filled]
+        rows += [_row("", one.outcome, one) for one in self.besides]
         return pd.DataFrame(
             rows, columns=["criterion", "outcome", "trial", "value", "references", "needed", "sentence"]
         )

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -37,8 +38,8 @@ class Row:
         return None if self.total is None or fresh <= 0 else passed * max(self.total - self.done, 0) / fresh
 
 
-class Shown:
-    """What is shown while a block runs. Do not use by itself: see `Counter` and `Board`."""
+class Shown(ABC):
+    """What is shown while a block runs: a `Counter` or a `Board`."""
 
     patience = PATIENCE
 
@@ -55,13 +56,13 @@ class Shown:
         """Seconds since it began."""
         return time.monotonic() - self.began
 
+    @abstractmethod
     def rows(self) -> list[Row]:
         """What the display shows of it; the last one stands for all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def line(self) -> str:
         """What a log is told of it."""
-        raise NotImplementedError
 
 
 class Counter(Shown):

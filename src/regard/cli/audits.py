@@ -13,8 +13,8 @@ import typer
 from regard.cli import options
 from regard.cli.config import take
 from regard.cli.judging import subject_of
-from regard.cli.shared import known, must_end_in, must_know, must_name, read, several, wake
-from regard.errors import InputError, StoreError
+from regard.cli.shared import known, must_end_in, must_name, read, several, wake
+from regard.errors import InputError, StoreError, must_know
 from regard.progress import Counter
 
 if TYPE_CHECKING:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from regard.errors import InputError
+from regard.errors import InputError, nearest
 
 
 def take(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -33,8 +32,7 @@ def take(ctx: typer.Context, path: Path | None) -> Path | None:
     for name, value in said.items():
         option = known.get(name.replace("-", "_"))
         if option is None:
-            near = get_close_matches(name.replace("-", "_"), known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = nearest(name.replace("-", "_"), known)
             raise InputError(f"--config {path}: {name!r} is no option.{hint} There are {', '.join(sorted(known))}.")
         given[str(option.name)] = _checked(ctx, option, path, name, value)
     ctx.default_map = {**(ctx.default_map or {}), **given}

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli import options
-from regard.cli.shared import asked_of, known, must_end_in, must_know, must_name, option, read, several, unlogged, wake
+from regard.cli.shared import asked_of, known, must_end_in, must_name, option, read, several, unlogged, wake
+from regard.errors import must_know
 from regard.progress import Counter
 
 

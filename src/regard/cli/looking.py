@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import options
-from regard.cli.shared import known, must_end_in, must_know, open_model, option, target_of, wake
-from regard.errors import InputError
+from regard.cli.shared import known, must_end_in, open_model, option, target_of, wake
+from regard.errors import InputError, must_know
 from regard.progress import Counter
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from regard.audited import Audit
 from regard.cli.consoles import shown
 from regard.cli.showing import print_frame
 from regard.finding import Finding, said
+from regard.jobs.plan import EXHIBIT
 from regard.judging import CRITERIA, UNTESTED, Verdict
 from regard.progress import clock
 
@@ -22,7 +23,6 @@ COLOURS = {"supported": "green", "not supported": "red", "inconclusive": "yellow
 if TYPE_CHECKING:  # the rest is for `regard diff`, too, which needs no torch
     from regard.foreseeing import Foresight
 
-EXHIBIT = "exhibit"
 WIDE = 110  # columns of a terminal that holds values with their intervals in a line
 
 
@@ -37,7 +37,7 @@ def show_audit(found: Audit) -> None:
     for title, card in cards.items():
         shown.print(Text(f"\n{title}", style="bold underline"))
         for criterion in card.criteria:
-            evidence = [card.findings[name] for name in criterion.trials if name in card.findings]
+            evidence = card.evidence(criterion)
             if evidence:
                 _show_outcome(criterion.name, card[criterion.name], evidence)
     untested = [one.name for one in CRITERIA if all(card[one.name] == UNTESTED for card in cards.values())]

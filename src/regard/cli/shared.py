@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json as jsons
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import InputError, OptionError
+from regard.errors import InputError, must_know
 from regard.locating import locate
 from regard.progress import Counter
 
@@ -33,14 +32,6 @@ def known(folder: str) -> list[str]:
     inside = pkgutil.iter_modules({"methods": methods, "trials": trials}[folder].__path__)
     outside = entry_points(group=f"regard.{folder}")
     return [*(one.name for one in inside), *(one.value.rsplit(".", 1)[-1] for one in outside)]
-
-
-def must_know(what: str, name: str, names: Sequence[str]) -> None:
-    """Refuse an unknown name, with the nearest one."""
-    if name not in names:
-        near = get_close_matches(name, names, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise OptionError(f"{what}={name!r} is not known.{hint} There are {', '.join(names)}.")
 
 
 def option(given: str) -> tuple[str, Any]:

@@ -40,10 +40,9 @@ def cards(audit: Audit) -> list[dict[str, Any]]:
     made, drawn = [], dict[tuple[int, str], Any]()
     for title in audit.methods:
         verdict = audit.verdict(title)
-        rows, untested, filled = [], [], set()
+        rows, untested = [], []
         for criterion in verdict.criteria:
-            evidence = [verdict.findings[name] for name in criterion.trials if name in verdict.findings]
-            filled |= {*criterion.trials}
+            evidence = verdict.evidence(criterion)
             if not evidence:
                 untested.append(criterion.name)
                 continue
@@ -53,9 +52,7 @@ def cards(audit: Audit) -> list[dict[str, Any]]:
                 "sentence": sentence(criterion, outcome, evidence), "apart": not criterion.faithfulness,
                 "gauges": [_gauge(one, title, drawn) for one in evidence],
             })  # fmt: skip
-        others = [
-            {"trial": name, "outcome": one.outcome} for name, one in verdict.findings.items() if name not in filled
-        ]
+        others = [{"trial": one.trial, "outcome": one.outcome} for one in verdict.besides]
         made.append({"title": plain(title), "rows": rows, "untested": untested, "others": others})
     return made
 
