@@ -34,10 +34,11 @@ from regard.progress import Board, Counter
 from regard.trying import Drawn, Hearing, draw, found, hearing, must_count, named_target, trial_named
 from regard.types import How, Subject, Targets
 
-# A quick look: no profile head by head, and three random orders of what is erased instead of five.
+# A quick look: no profile head by head, and less of what is drawn by lot: 25 shuffles instead of 100, two random
+# orders instead of five.
 QUICK: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("agreement", {}), ("permutation", {}), ("erasure", {"repeats": 3}), ("uniform", {"profile": False}),
-    ("comprehensiveness", {}),
+    ("agreement", {}), ("permutation", {"n": 25}), ("erasure", {"repeats": 2}), ("uniform", {"profile": False}),
+    ("comprehensiveness", {"repeats": 2}),
 )  # fmt: skip
 METHODS = ("raw", "rollout", "grad_rollout")
 EXAMPLES = {"quick": 200, "other": 500}
@@ -253,7 +254,7 @@ class Bench:
 
     def _tried(self, unit: Unit) -> dict[str, Any]:
         """What a trial makes of one batch."""
-        for key in [one for one in self.shelf if one[0] not in ("scores", "scale", unit.task)]:
+        for key in [one for one in self.shelf if one[0] not in ("scores", "scale", "trace", unit.task)]:
             del self.shelf[key]  # of another trial; it may be large
 
         def hand(part: Part, work: Callable[[], Result]) -> Result:

@@ -17,7 +17,7 @@ from regard.jobs.plan import Unit
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # a record of plain values, and arrays by name
 Work = Callable[[Unit], Result]
-AHEAD = 2  # chunks for each process that are handed over before they are asked for
+AHEAD = 4  # chunks for each other process that are handed over before they are asked for: this one may be busy for long
 
 
 def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> Iterator[tuple[Unit, Result]]:
@@ -26,7 +26,7 @@ def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> It
     Args:
         work: from a unit to its result; with several processes it is sent to each of them once.
         chunks: units that share work, and so run in the same process one after the other.
-        workers: how many processes; 1: this one.
+        workers: how many processes, with this one.
     """
     if workers == 1 or len(chunks) < 2:
         for chunk in chunks:
@@ -40,9 +40,9 @@ def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> It
             f"workers={workers!r}: this model cannot be sent to other processes ({problem}). Pass workers=1."
         ) from None
     # `spawn`: a process that is forked while torch has threads may hang.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (sent,))
+    pool = ProcessPoolExecutor(workers - 1, multiprocessing.get_context("spawn"), _begin, (sent,))
     try:
-        yield from _spread(pool, list(chunks), workers)
+        yield from _spread(work, pool, list(chunks), workers - 1)
     except BrokenProcessPool:
         raise WorkerDied(
             f"workers={workers!r}: one of the processes died, perhaps for want of memory. What was finished is kept: "
@@ -52,14 +52,22 @@ def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> It
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _spread(pool: ProcessPoolExecutor, waiting: list[Sequence[Unit]], workers: int) -> Iterator[tuple[Unit, Result]]:
-    """Keep all processes busy, without handing over everything at once."""
+def _spread(
+    work: Work, pool: ProcessPoolExecutor, waiting: list[Sequence[Unit]], others: int
+) -> Iterator[tuple[Unit, Result]]:
+    """Keep the other processes busy, without handing over everything at once, and work beside them.
+
+    This process has the model already; the others need seconds to begin.
+    """
     running: dict[Future[list[Result]], Sequence[Unit]] = {}
     while waiting or running:
-        while waiting and len(running) < AHEAD * workers:
+        while waiting and len(running) < AHEAD * others:
             chunk = waiting.pop(0)
             running[pool.submit(_do, chunk)] = chunk
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        if waiting:
+            for unit in waiting.pop(0):
+                yield unit, work(unit)
+        done, _ = wait(running, timeout=0 if waiting else None, return_when=FIRST_COMPLETED)
         for one in done:
             yield from zip(running.pop(one), one.result(), strict=True)
 
