@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -15,12 +15,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from regard.errors import InputError, OptionError
-from regard.finding import Finding, finding_from, said
+from regard.finding import Finding, finding_from
 from regard.jobs.store import read_run
 from regard.judging import UNTESTED, Verdict
 from regard.measures import Interval
 
 SUITE = "regard.audit/1"
+NOWHERE = Interval(math.nan, math.nan, math.nan, 0, 0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,8 +114,9 @@ def load_audit(folder: str | Path) -> Audit:
 def differences(one: Audit, other: Audit) -> pd.DataFrame:
     """What changed between two audits: a row for each explanation, criterion and trial that both, or one, have.
 
-    "difference" is other − one, with an interval as for independent samples: half-widths add up as √(a² + b²). For
-    the same examples it is wider than it need be. "differs" says whether it excludes 0; None: there is none.
+    Values have their intervals: "value_before", "value_before_low", "value_before_high". "difference" is after − before
+    with an interval as for independent samples: half-widths add up as √(a² + b²). For the same examples it is wider
+    than it need be. "differs" says whether it excludes 0; None: there is none.
     """
     rows = []
     for title in dict.fromkeys([*one.methods, *other.methods]):
@@ -127,23 +129,29 @@ def differences(one: Audit, other: Audit) -> pd.DataFrame:
         for criterion, name in [*pairs, *(("", name) for name in every if name not in filled)]:
             both = [some.get(name) for some in found]
             outcomes = [UNTESTED if finding is None else finding.outcome for finding in both]
-            values = ["" if finding is None else said(finding.interval) for finding in both]
-            moved = _moved(*(finding.interval for finding in both if finding is not None))
+            values = [NOWHERE if finding is None else finding.interval for finding in both]
+            moved = _moved(*values)
             rows.append({
                 "method": title, "criterion": criterion, "trial": name, "before": outcomes[0], "after": outcomes[1],
-                "value before": values[0], "value after": values[1],
-                "difference": None if moved is None else said(moved),
-                "differs": None if moved is None else moved.low > 0 or moved.high < 0,
+                **values[0].cells("value_before"), **values[1].cells("value_after"), **moved.cells("difference"),
+                "differs": None if math.isnan(moved.value) else moved.low > 0 or moved.high < 0,
             })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _moved(*both: Interval) -> Interval | None:
-    if len(both) < 2 or any(math.isnan(one.value) for one in both):
-        return None
-    value = both[1].value - both[0].value
-    half = math.hypot(*((one.high - one.low) / 2 for one in both))
-    return Interval(value, value - half, value + half, min(one.n for one in both), 0)
+def _moved(before: Interval, after: Interval) -> Interval:
+    value = after.value - before.value
+    half = math.hypot(*((one.high - one.low) / 2 for one in (before, after)))
+    return Interval(value, value - half, value + half, min(before.n, after.n), 0)
+
+
+def refusals(refused: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What could not run, and why; once, where the reason is the same for several explanations."""
+    of: dict[tuple[str, str], list[str]] = {}
+    for one in refused:
+        of.setdefault((one["trial"], one["why"]), []).append(one["method"])
+    return [{"trial": trial, "method": ", ".join(one for one in some if isinstance(one, str)), "why": why}
+            for (trial, why), some in of.items()]  # fmt: skip
 
 
 def title_of(name: str, options: Mapping[str, Any]) -> str:

@@ -282,8 +282,8 @@ class Bench:
                 groups.setdefault((unit.task, unit.places), []).append(unit)
         return [*groups.values()]
 
-    def audit(self, folder: Path, *, resume: bool) -> Audit:
-        """Run what is left, and judge it."""
+    def audit(self, folder: Path, *, resume: bool, steps: Mapping[str, float] | None = None) -> Audit:
+        """Run what is left, and judge it; ``steps``: by part, what a step of it will roughly take."""
         units = self.units  # before anything is written: options are checked
         began = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = {"identity": self.identity, "command": self.command, "began": began}
@@ -293,7 +293,7 @@ class Bench:
                 Counted(unit.part for unit in units),
                 Counted(unit.part for unit in units if unit.id in store.finished),
             )
-            with Board(totals, done=done) as board:
+            with Board(totals, done=done, seconds=steps) as board:
                 for unit, (record, arrays) in run(self, left, workers=self.workers):
                     store.add(unit.id, record, arrays)
                     board.advance(unit.part)

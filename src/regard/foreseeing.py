@@ -27,6 +27,7 @@ class Foresight:
         seconds: of all of it.
         memory: bytes of this process at its peak, and of each worker.
         disk: bytes of what is kept.
+        steps: seconds of a step, by the part of the audit that it belongs to.
     """
 
     jobs: pd.DataFrame
@@ -34,6 +35,7 @@ class Foresight:
     seconds: float
     memory: int
     disk: int
+    steps: dict[str, float]
 
 
 def foresee(bench: Bench) -> Foresight:
@@ -55,10 +57,18 @@ def foresee(bench: Bench) -> Foresight:
             record, arrays = small(unit)
             share = bench.shown if unit.task == EXHIBIT else times
             disk += share * (len(json.dumps(record)) + sum(one.nbytes for one in arrays.values()))
-            rows.append({"trial": unit.task, "method": unit.method, "seconds": share * (time.monotonic() - began)})
+            rows.append(
+                {
+                    "part": unit.part,
+                    "trial": unit.task,
+                    "method": unit.method,
+                    "seconds": share * (time.monotonic() - began),
+                }
+            )
             counter.advance()
     for row in rows:
         row["units"] = sum((unit.task, unit.method) == (row["trial"], row["method"]) for unit in bench.units)
         row["examples"] = bench.shown if row["trial"] == EXHIBIT else len(drawn.examples)
+    steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows}
     jobs = pd.DataFrame(rows)[["trial", "method", "units", "examples", "seconds"]]
-    return Foresight(jobs, pd.DataFrame(refused), jobs["seconds"].sum() / bench.workers, peak(), int(disk))
+    return Foresight(jobs, pd.DataFrame(refused), jobs["seconds"].sum() / bench.workers, peak(), int(disk), steps)

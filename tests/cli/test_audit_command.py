@@ -71,11 +71,12 @@ def test_a_dry_run_tells_and_writes_nothing(call, planted_folder, tmp_path, monk
     assert all(told[name] > 0 for name in ("seconds", "memory", "disk"))
     assert not (tmp_path / "runs").exists()
     jobs, refused = pd.DataFrame(told["jobs"]), pd.DataFrame([{"trial": "fresh", "method": None, "why": "no."}])
-    show_foresight(Foresight(jobs, refused, 75.0, 2_000_000_000, 12_345))
+    show_foresight(Foresight(jobs, refused, 75.0, 2_000_000_000, 12_345, {}))
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         "trial method jobs examples about",
         "permutation – 1 8 0:",
+        "examples to show – ",
         "refused fresh: no.",
         "about 1:15, 2.0 GB",
     ):
@@ -207,7 +208,7 @@ def test_the_examples_of_the_first_page_run(call, planted_folder, run_folder, tm
     subject = regard.text(planted_folder)
     made = regard.data.planted.plant("keyword", train=4, test=6)
     monkeypatch.setattr("regard.training.fit_planted", lambda task, *, seed: (subject, made))
-    monkeypatch.setattr("regard.auditing.Bench.audit", lambda bench, folder, *, resume: whole)
+    monkeypatch.setattr("regard.auditing.Bench.audit", lambda bench, folder, *, resume, steps: whole)
     monkeypatch.setattr(audits, "_foretell", lambda bench, *, json, dry_run: None)
     for line in helps.EXAMPLES:
         given = shlex.split(line.replace("path/to/classifier", str(planted_folder)))

@@ -20,6 +20,7 @@ from regard.progress import Counter
 if TYPE_CHECKING:
     from regard.audited import Audit
     from regard.auditing import Bench
+    from regard.foreseeing import Foresight
 
 NOT_MET, UNCLEAR = 1, 3  # exit codes
 METHODS = "raw,rollout,grad_rollout"
@@ -111,11 +112,12 @@ def audit(
     if not bench.called[0]:
         why = "; ".join(dict.fromkeys(f"{row['trial']}: {row['why']}" for row in bench.called[1]))
         raise InputError(f"nothing can run. {why}")
+    steps = None
     if dry_run or not (resume or named == "quick"):  # a probe would take a good part of what a quick look takes
-        _foretell(bench, json=json, dry_run=dry_run)
+        steps = _foretell(bench, json=json, dry_run=dry_run).steps
     if dry_run:
         return
-    found = bench.audit(folder, resume=resume)
+    found = bench.audit(folder, resume=resume, steps=steps)
     _hand_over(found, folder, html or folder / REPORT, json=json)
     raise typer.Exit(_code(found, required))
 
@@ -179,7 +181,7 @@ def _must_be_tried(required: Sequence[str], trials: Sequence[tuple[str, Any]]) -
             raise InputError(f"--require {one.name}: no trial of this audit tells. {step}")
 
 
-def _foretell(bench: Bench, *, json: bool, dry_run: bool) -> None:
+def _foretell(bench: Bench, *, json: bool, dry_run: bool) -> Foresight:
     """What will run, and roughly how long: the result of a dry run, otherwise a line beside it."""
     from regard.cli.consoles import print_json, tell
     from regard.cli.scorecard import foreseen, show_foresight
@@ -195,6 +197,7 @@ def _foretell(bench: Bench, *, json: bool, dry_run: bool) -> None:
         show_foresight(found)
     else:
         tell(foreseen(found), wrap=True)
+    return found
 
 
 def _hand_over(found: Audit, folder: Path, page: Path, *, json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.audited import Audit
+from regard.audited import Audit, refusals
 from regard.cli.consoles import shown
 from regard.cli.showing import print_frame
 from regard.finding import Finding, said
-from regard.jobs.plan import EXHIBIT
+from regard.jobs.plan import EXHIBIT, SHOWN
 from regard.judging import CRITERIA, UNTESTED, Verdict
+from regard.measures import Interval
 from regard.progress import clock
 
 COLOURS = {"supported": "green", "not supported": "red", "inconclusive": "yellow", UNTESTED: "dim"}
@@ -47,8 +49,7 @@ def show_audit(found: Audit) -> None:
         shown.print(Text("\nattention itself, whatever is made of it", style="bold underline"))
         for one in itself:
             _show_outcome(one.trial, one.outcome, [one])
-    for row in found.refused:
-        _show_refused(row)
+    _show_refused(found.refused)
     if len(cards) > 1 and found.findings:
         _show_overview(cards)  # last, where a terminal has scrolled to
     if untested:
@@ -81,9 +82,10 @@ def _show_outcome(name: str, outcome: str, evidence: Sequence[Finding]) -> None:
             shown.print(Padding(settled, (0, 0, 0, 4)))
 
 
-def _show_refused(row: Mapping[Any, Any]) -> None:
-    what = row["trial"] + (f" · {row['method']}" if isinstance(row["method"], str) else "")
-    shown.print(Text.assemble((f"refused {what}: ", "yellow"), str(row["why"])))
+def _show_refused(refused: Iterable[Mapping[Any, Any]]) -> None:
+    for row in refusals(refused):
+        what = row["trial"] + f" · {row['method']}" * bool(row["method"])
+        shown.print(Text.assemble((f"refused {what}: ", "yellow"), row["why"]))
 
 
 def foreseen(found: Foresight) -> str:
@@ -101,11 +103,12 @@ def foreseen(found: Foresight) -> str:
 def show_foresight(found: Foresight) -> None:
     """The page of ``--dry-run``."""
     jobs = found.jobs.assign(
-        method=found.jobs["method"].fillna("–"), about=[clock(one) for one in found.jobs["seconds"]]
+        trial=found.jobs["trial"].replace(EXHIBIT, SHOWN),
+        method=found.jobs["method"].fillna("–"),
+        about=[clock(one) for one in found.jobs["seconds"]],
     )
     print_frame(jobs.drop(columns="seconds").rename(columns={"units": "jobs"}))
-    for row in found.refused.to_dict(orient="records"):
-        _show_refused(row)
+    _show_refused(found.refused.to_dict(orient="records"))
     shown.print(Text(foreseen(found)))
 
 
@@ -130,11 +133,16 @@ def _changed(row: Mapping[Any, Any]) -> Iterable[Text]:
     outcome = Text(row["after"], style=COLOURS[row["after"]])
     if row["before"] != row["after"]:
         outcome = Text.assemble((row["before"], COLOURS[row["before"]]), "\n→ ", outcome)
-    moved = row["difference"] if isinstance(row["difference"], str) else "–"
-    cells = [row["value before"], row["value after"], moved + " *" * (row["differs"] is True)]
+    cells = [_interval(row, name) for name in ("value_before", "value_after", "difference")]
+    cells[-1] += " *" * (row["differs"] is True)
     narrow = shown.width < WIDE
     values = [Text(cell.replace(" [", "\n[") if narrow else cell, no_wrap=True) for cell in cells]
     return Text.assemble(row["criterion"] or row["trial"], trial), outcome, *values
+
+
+def _interval(row: Mapping[Any, Any], name: str) -> str:
+    value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return "–" if math.isnan(value) else said(Interval(value, low, high, 1, 0))
 
 
 def _counted(number: int, what: str) -> str:

@@ -48,7 +48,7 @@ def points(
     """
     some = _clean(data, [x, y], by)
     every = -(-len(some) // MOST_POINTS)
-    more = f" Every {every}th of {len(some)} examples." if every > 1 else ""
+    more = f" {len(some[::every])} of {len(some)} examples are shown." if every > 1 else ""
     base = _based(some[::every], [x, y], by).mark_point(size=28, opacity=0.6, filled=True, aria=False)
     base = base.encode(x=alt.X("x:Q", title=_said(x)), y=alt.Y("y:Q", title=_said(y)), shape=_shape(by))
     return _finished([base, *_line(level, "y")], some[[x, y]], title, caption + more)

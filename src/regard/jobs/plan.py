@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 EXHIBIT = "exhibit"  # the task of units that are no trial: an example to look at
+SHOWN = "examples to show"  # what people read
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Unit:
     @property
     def part(self) -> str:
         """What it is a part of, in words."""
+        if self.task == EXHIBIT:
+            return SHOWN
         return self.task if self.method is None else f"{self.task} · {self.method}"
 
     @cached_property

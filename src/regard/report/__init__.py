@@ -15,7 +15,7 @@ from altair.utils.schemapi import debug_mode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from regard.audited import Audit
+from regard.audited import Audit, refusals
 from regard.draw.picture import plain
 from regard.judging import CRITERIA
 from regard.report.packing import MOST, SHARE
@@ -35,11 +35,14 @@ def page(audit: Audit) -> str:
     Args:
         audit: what `regard.audit` or `regard.load_audit` returned.
     """
-    style, script = ((HERE / name).read_text("utf-8") for name in ("style.css", "script.js"))
+    style, script = (
+        "\n".join(line.strip() for line in (HERE / name).read_text("utf-8").splitlines())
+        for name in ("style.css", "script.js")
+    )
     maps, left_out = _maps(audit)
     with debug_mode(False):  # our charts are checked by tests; to check each again takes as long as to draw it
         tried, judged = trials(audit), cards(audit)
-    refused = [{name: plain(one.get(name) or "") for name in ("trial", "method", "why")} for one in audit.refused]
+    refused = [{name: plain(text) for name, text in one.items()} for one in refusals(audit.refused)]
     packed = f"of each row the largest weights are kept until they make up {SHARE:.0%} of it, at most {MOST}"
     shortened = f" To keep the page small, {left_out} of {len(audit.maps)} maps are left out." if left_out else ""
     return TEMPLATES.get_template("page.html").render(

@@ -25,8 +25,11 @@ ANCHORS = {"start": "", "middle": ' class="m"', "end": ' class="e"'}
 IDLE = re.compile(
     r' (?:pointer-events="none"|opacity="1"|aria-hidden="true"|font-family="sans-serif"|stroke-width="1"'
     r'|role="[\w-]+"|aria-roledescription="[^"]*"|aria-label="[^"]*"|xmlns:xlink="[^"]*"|version="1.1"|style="[^"]*"'
-    r'|class="[^"]*"|[xy]2="0"|font-size="10px"|transform="translate\(0,0\)"|stroke-miterlimit="10")'
+    r'|class="[^"]*"|[xy]2="0"|font-size="10px"|font-size="11px"(?= font-weight)'
+    r'|transform="translate\(0,0\)"|stroke-miterlimit="10")'
 )
+LEADING = re.compile(r"(?<!\d)0\.")
+COLOUR = re.compile(r'"rgb\((\d+), (\d+), (\d+)\)"')
 EMPTY = re.compile(r"<g(?: [^<>]*)?></g>")
 DOT = re.compile(r'<path transform="translate\(([-\d.]+),([-\d.]+)\)" d="(M[^"]*)"([^>]*)/>')
 SIMPLE = re.compile(r"M-?[\d.]+,0A|M-([\d.]+),-\1h")  # a circle, a square
@@ -74,6 +77,7 @@ def _shorter(match: re.Match[str]) -> str:
     """A tag with what is needed of it; numbers to a tenth of a pixel."""
     tag = UNSEEN.sub("", IDLE.sub("", match[0]))
     tag = tag.replace(' fill="#000"', "") if tag.startswith("<text") else tag
+    tag = COLOUR.sub(lambda one: '"#' + "".join(f"{int(part):02x}" for part in one.groups()) + '"', tag)
     return NUMBER.sub(
         lambda number: f"{float(number[0]):.{1 if float(number[0]) >= 1 else 2}f}".removesuffix(".0"), tag
     )
@@ -104,8 +108,15 @@ def _joined(match: re.Match[str]) -> str:
 def _relative(match: re.Match[str]) -> str:
     """A long curve by its steps, which are shorter to write than places."""
     places = [[round(10 * float(one)) for one in pair.split(",")] for pair in match[1].split("L")]
-    steps = "l".join(f"{(x - x0) / 10:g},{(y - y0) / 10:g}" for (x0, y0), (x, y) in pairwise(places))
-    return f'"M{places[0][0] / 10:g},{places[0][1] / 10:g}l{steps}{match[2]}"'
+    steps, level = "", 0  # how far it has gone on without going up or down
+    for (x0, y0), (x, y) in pairwise(places):
+        if y == y0:
+            level += x - x0
+        else:
+            steps += f"h{level / 10:g}" * bool(level) + f"l{(x - x0) / 10:g},{(y - y0) / 10:g}"
+            level = 0
+    steps = LEADING.sub(".", steps + f"h{level / 10:g}" * bool(level)).replace(",-", "-")
+    return f'"M{places[0][0] / 10:g},{places[0][1] / 10:g}{steps}{match[2]}"'
 
 
 def _dots(drawn: str) -> str:
@@ -117,7 +128,8 @@ def _dots(drawn: str) -> str:
         for one in DOT.finditer(match[0]):
             x, y, shape, rest = one.groups()
             if SIMPLE.match(shape):
-                by_look.setdefault((shape, rest), []).append(f"M{x},{y}h0")
+                at = f"M{float(x):.0f},{float(y):.0f}h0"  # to a pixel: a dot is several wide
+                by_look.setdefault((shape, rest), []).append(at)
             else:
                 others += one[0]
         strokes = (f'<path d="{"".join(some)}"{_stroked(*look)}/>' for look, some in by_look.items())
