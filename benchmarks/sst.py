@@ -2,6 +2,7 @@
 
     make bench-sst                                  5 seeds, with and without GloVe
     python benchmarks/sst.py --seeds 1 --adversarial 100
+    python benchmarks/sst.py --audit runs/sst       the report of one model, by all trials
 
 A BiLSTM with additive attention is trained as Jain & Wallace did (protocol §1.1–1.3), and tried on the test sentences
 of more than five words. For each seed: `agreement` (Kendall's τ of attention, gradient with detached weights,
@@ -123,16 +124,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--adversarial", type=int, default=500, help="sentences for the adversaries")
+    parser.add_argument("--audit", metavar="FOLDER", help="only train one model and audit it, on 200 sentences")
     asked = parser.parse_args()
     if not (DATA / "sst").exists():
         console.print(f"{DATA / 'sst'} is not there: nothing to measure.")
         return
     train, dev, test = (sentences(split) for split in ("train", "dev", "test"))
+    fitted: Any = {"validation": dev, "epochs": asked.epochs, "patience": 3, "optimizer": optimizer}
+    if asked.audit:
+        subject = subject_for(train, 0, glove=True)
+        regard.fit(subject, train, **fitted)
+        found = regard.audit(subject, test, methods=["raw", "gradient"], trials="all", limit=200, out=asked.audit)
+        console.print(found.frame)
+        found.to_html(Path(asked.audit) / "report.html")
+        return
     for glove in (True, False):
-        found, maps, accuracies = [], [], []
+        frames, maps, accuracies = [], [], []
         for seed in range(asked.seeds):
             subject = subject_for(train, seed, glove=glove)
-            fitted: Any = {"validation": dev, "epochs": asked.epochs, "patience": 3, "optimizer": optimizer}
             history = regard.fit(subject, train, seed=seed, **fitted)
             best = int(history["validation"].argmax())
             frame = measured(subject, test, seed, asked.adversarial)
@@ -140,8 +149,8 @@ def main() -> None:
             maps.append([why.scores[1:-1] / why.scores[1:-1].sum() for why in whys])
             accuracies.append(np.mean([why.target == one.label for why, one in zip(whys, test, strict=True)]))
             console.print(f"glove={glove} seed {seed}: best epoch {best}, test accuracy {accuracies[-1]:.3f}")
-            found.append(frame.assign(seed=seed))
-        every = pd.concat(found).groupby(["what", "class"], sort=False)["value"].agg(["mean", "std"])
+            frames.append(frame.assign(seed=seed))
+        every = pd.concat(frames).groupby(["what", "class"], sort=False)["value"].agg(["mean", "std"])
         vectors = "GloVe, 100" if glove else "random, 300"
         table = Table(
             title=f"SST, BiLSTM, {vectors} dimensions, {len(test)} sentences: mean over {asked.seeds} seeds ± sd, and "
