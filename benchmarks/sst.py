@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,9 @@ def main() -> None:
     if asked.audit:
         subject = subject_for(train, 0, glove=True)
         regard.fit(subject, train, **fitted)
-        found = regard.audit(subject, test, methods=["raw", "gradient"], trials="all", limit=200, out=asked.audit)
-        console.print(found.frame)
+        named = replace(test, source="SST, test sentences")
+        found = regard.audit(subject, named, methods=["raw", "gradient"], trials="all", limit=200, out=asked.audit)
+        console.print(found.frame.drop(columns="sentence").to_string())
         found.to_html(Path(asked.audit) / "report.html")
         return
     for glove in (True, False):

@@ -27,6 +27,7 @@ from regard.types import How, Subject, Targets, one_by_one
 
 GROUP = "regard.trials"  # of entry points: name = "package.module"
 LEAST = 5  # examples; of fewer there is nothing to say
+UNITS = {"text": "texts", "pair": "pairs of texts", "table": "rows"}
 log = logging.getLogger("regard")
 
 
@@ -131,7 +132,7 @@ def draw(data: Any, examples: int | None, target: Targets, seed: int) -> Drawn:
     if len(drawn) < LEAST:
         asked = f"examples={examples}" if len(drawn) == examples else f"data holds {len(drawn)} examples"
         raise InputError(f"{asked}: a trial needs {LEAST} at least, and {FEW} to mean much.")
-    source = str(data) if isinstance(data, (str, Path)) else dataset.source or repr(dataset)
+    source = str(data) if isinstance(data, (str, Path)) else dataset.source or f"{len(dataset):,} {UNITS[dataset.kind]}"
     return Drawn(data, drawn, target, dataset.kind, len(dataset), len(dataset.skipped), source)
 
 
