@@ -341,14 +341,12 @@ class Part:
     def decisions(self, outputs: Tensor) -> NDArray[np.int64]:
         """``(variant, example)``: the class that other outputs ``(variant, example, class)`` decide for."""
         columns = self.case.subject.head.columns(outputs.detach().flatten(0, 1), "logit")
-        decided: NDArray[np.int64] = columns.argmax(-1).view(outputs.shape[:2]).numpy(force=True)
-        return decided
+        return np.asarray(columns.argmax(-1).view(outputs.shape[:2]).numpy(force=True))
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """``(…, class)`` from outputs ``(…, class)``, differentiable; of a single logit those of both classes."""
-        flat: Tensor = self.case.subject.head.columns(outputs.flatten(0, -2), "probability")
-        shaped: Tensor = flat.unflatten(0, outputs.shape[:-1])
-        return shaped
+        flat = self.case.subject.head.columns(outputs.flatten(0, -2), "probability")
+        return cast("Tensor", flat.unflatten(0, outputs.shape[:-1]))
 
 
 def edited(rerun: Rerun, spots: Sequence[Spot], rows: str = "readout") -> list[dict[str, Any]]:
@@ -389,8 +387,7 @@ def on_tokens(part: Part, numbers: Tensor) -> list[Array]:
 def removed(part: Part, rerun: Rerun, spots: Sequence[Spot], rows: Rows = "readout") -> Array:
     """``(example,)``: how far the output moves without what the sites hand on to the rows that are read, or others."""
     nothing = scale(0.0, sites=[spot.index for spot in spots], rows=rows)
-    moved: Array = part.moved(rerun(nothing)[None])[0]
-    return moved
+    return np.asarray(part.moved(rerun(nothing)[None])[0])
 
 
 def _plain(value: Any) -> Any:
