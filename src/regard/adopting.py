@@ -78,9 +78,15 @@ def _on_tokens(given: Any, features: Features, rows: int, what: str) -> NDArray[
             f"{what} has shape {numbers.shape}; it needs a number for each of {tokens} tokens, {words} words or "
             f"{rows} rows."
         )
+    each_once = None not in features.word and len(set(features.word)) == words == tokens  # maybe in another order
+    if len(numbers) == words != tokens and features.absent:
+        there = np.array([bool(rows) for rows in features.rows_of_words])
+        if not np.isnan(numbers[~there]).all():
+            raise InputError(f"{what} has numbers for {features.left_out}. Pass NaN in their place.")
+        numbers = np.where(there, numbers, 0.0)
     if not np.isfinite(numbers).all():
         raise non_finite(what)
-    if len(numbers) == tokens:
+    if len(numbers) == tokens and not each_once:
         return numbers
     if len(numbers) == words:
         sizes = [max(1, len(pieces)) for pieces in features.rows_of_words]

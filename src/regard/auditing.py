@@ -249,7 +249,7 @@ class Bench:
                     record = self._tried(unit)
         finally:
             torch.set_num_threads(before)
-        found = redacted(record) if self.redact else record
+        found = redacted(record, table=self.drawn.kind == "table") if self.redact else record
         return {"found": found, "seconds": round(time.monotonic() - began, 3)}, arrays
 
     def _tried(self, unit: Unit) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class Bench:
         methods = self.identity["options"]["methods"]
         kept = {"suite": SUITE, "about": about, "methods": methods, "findings": findings, "refused": refused,
                 "exhibits": exhibits}  # fmt: skip
-        return kept if not self.redact else {**kept, "findings": redacted(findings)}
+        return kept if not self.redact else {**kept, "findings": redacted(findings, table=self.drawn.kind == "table")}
 
 
 class _Done(Exception):

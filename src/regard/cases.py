@@ -284,8 +284,8 @@ class Part:
 
     @property
     def features(self) -> Sequence[Features]:
-        """What a person sees of each example, of its source where it has one."""
-        return (self.batch.source or self.batch).features
+        """What a person sees of each example, of its source where it has one; words without a row are left out."""
+        return [one.present for one in (self.batch.source or self.batch).features]
 
     @property
     def how(self) -> How:

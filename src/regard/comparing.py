@@ -86,7 +86,7 @@ def compare(
             counter.advance(len(some))
     settings = {
         "examples": len(chosen), "of": len(dataset), "how": run.how, "bins": list(bins), "seed": seed,
-        "scalar": run.scalar, "skipped_rows": len(dataset.skipped),
+        "scalar": run.scalar, "skipped_rows": len(dataset.skipped), "left_out": run.left_out,
     }  # fmt: skip
     return summarise(run.numbers, families=run.families, settings=settings, refused=run.refused)
 
@@ -152,6 +152,7 @@ class _Run:
     numbers: Numbers = field(default_factory=Numbers)
     refused: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
+    left_out: str = ""
 
     @property
     def scalar(self) -> Of:
@@ -185,7 +186,8 @@ class _Run:
             for label in [label for label, job in jobs.items() if "gradients" in job.method.needs]:
                 self._refuse(jobs, label, problem)
             traces = traces_for([*jobs.values()], batch, self.target)
-        features = (batch.source or batch).features
+        whole = (batch.source or batch).features
+        features, self.left_out = [one.present for one in whole], self.left_out or whole[0].left_out
         scores: dict[str, list[Array]] = {}
         for label, job in list(jobs.items()):
             before = self.subject.run

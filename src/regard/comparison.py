@@ -185,6 +185,8 @@ class Comparison:
             said.append(f"Random orders of the words reach an AUPRC of {self.chance:.3f}.")
         if asked["skipped_rows"]:
             said.append(f"{asked['skipped_rows']} rows of the data could not be used.")
+        if asked.get("left_out"):
+            said.append(f"Left out: {asked['left_out']}.")
         said += [f"Not served: {why}" for why in self.refused.values()]
         return " ".join(said)
 

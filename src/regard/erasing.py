@@ -103,6 +103,7 @@ def without(subject: Subject, batch: Batch, removals: Sequence[tuple[int, Rows]]
     results: dict[int, Tensor] = {}
     with Counter("removing features", len(removals)) as counter, torch.no_grad(), undisturbed(subject.model):
         runs = _by_attention if how == "attention" else _by_length
+        runs = _in_company if getattr(subject, "mixes", False) and len(batch) > 1 else runs
         for numbers, output in runs(subject, batch, examples, gone, how):
             if not output.isfinite().all():
                 raise non_finite("the model's output without some features")
@@ -208,9 +209,7 @@ def _by_attention(subject: Subject, batch: Batch, examples: Tensor, gone: Tensor
     places: list[list[int]] = [(examples == example).nonzero().squeeze(-1).tolist() for example in wanted]
     rerun = Rerun(subject, batch.pick(wanted))
     rows = gone.shape[1]
-    sites = [spot.index for spot in rerun.spots if spot.shape[3] == rows and spot.kind != "samples"]
-    if not sites:
-        raise NotServed("how='attention': no site has the features among its keys. Use another how.")
+    sites = _sites(rerun, rows)
     most = max(map(len, places))
     at_once = max(1, ROWS_AT_ONCE // (rows * len(wanted)))
     for start in range(0, most, at_once):
@@ -223,3 +222,24 @@ def _by_attention(subject: Subject, batch: Batch, examples: Tensor, gone: Tensor
         for example, some in enumerate(taken):
             if some:
                 yield some, output[: len(some), example]
+
+
+def _in_company(subject: Subject, batch: Batch, examples: Tensor, gone: Tensor, how: How) -> Any:
+    """One removal after the other, the other examples as they are: for models whose examples look at each other."""
+    rerun = Rerun(subject, batch) if how == "attention" else None
+    for number, example in enumerate(examples.tolist()):
+        mask = torch.zeros(len(batch), gone.shape[1], dtype=torch.bool, device=gone.device)
+        mask[example] = gone[number]
+        if rerun is None:
+            output = subject.forward(subject.without(batch, mask, how))
+        else:
+            output = rerun(edits.zero(mask[None], sites=_sites(rerun, gone.shape[1]), rows="all"), variants=1)[0]
+        yield [number], output[example : example + 1]
+
+
+def _sites(rerun: Rerun, rows: int) -> list[int]:
+    """Those that have the features among their keys."""
+    sites = [spot.index for spot in rerun.spots if spot.shape[3] == rows and spot.kind != "samples"]
+    if not sites:
+        raise NotServed("how='attention': no site has the features among its keys. Use another how.")
+    return sites

@@ -20,6 +20,8 @@ LONGEST = 256  # tokens; the maps of longer sequences are left out, and that is 
 TITLES = {"self": "self-attention", "pool": "attention", "encoder": "encoder", "decoder": "decoder",
           "cross": "cross-attention"}  # fmt: skip
 REDACTED = "▮"
+TEXTS = ("words", "rows", "keys")  # where texts of examples stand; of tables these are names of columns
+CELLS = "cells"
 
 
 def exhibit(case: Case, jobs: Mapping[str, Job], number: int) -> tuple[dict[str, Any], dict[str, NDArray[np.uint8]]]:
@@ -46,20 +48,31 @@ def exhibit(case: Case, jobs: Mapping[str, Job], number: int) -> tuple[dict[str,
         "target": "" if score is None else score.names[0], "words": [*part.features[0].words], "scores": scores,
         "refused": refused, "panels": panels,
     }  # fmt: skip
+    given = case.examples[number].input
+    if isinstance(given, Mapping):
+        shown[CELLS] = [_cell(given.get(name)) for name in part.features[0].words]
     return shown, maps
 
 
-def redacted(found: Any) -> Any:
-    """The same without words: all that is text of an example, wherever it stands."""
+def redacted(found: Any, *, table: bool = False) -> Any:
+    """The same without words: all that is text of an example, wherever it stands; of a table without its cells."""
     if isinstance(found, Mapping):
+        where = (CELLS,) if table else TEXTS
         hidden: dict[str, Any] = {
-            name: [REDACTED] * len(one) if name in ("words", "rows", "keys") and _texts(one) else redacted(one)
+            name: [REDACTED] * len(one) if name in where and _texts(one) else redacted(one, table=table)
             for name, one in found.items()
         }
         if "failed" in hidden:  # messages may echo what they are about
             hidden["failed"] = {name: str(why).split(":")[0] for name, why in hidden["failed"].items()}
         return hidden
-    return [redacted(one) for one in found] if isinstance(found, list) else found
+    return [redacted(one, table=table) for one in found] if isinstance(found, list) else found
+
+
+def _cell(value: Any) -> str:
+    """What a cell of a table holds, for people."""
+    if value is None or value != value:
+        return "missing"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _texts(value: Any) -> bool:
@@ -86,8 +99,9 @@ def _panels(part: Part, number: int) -> tuple[list[dict[str, Any]], dict[str, ND
         effects = [part.moved(each_head(rerun, rerun.spots[site.index])[:-1])[:, 0].tolist() for site in sites]
         name = f"{number}/{len(panels)}"
         maps[name] = pack(np.concatenate(weights))
+        title = TITLES[kind] + ", only the row that is read" * (kind == "self" and rows == 1 < keys)
         panels.append({
-            "title": TITLES[kind], "rows": queries, "keys": [*over.tokens], "sites": [site.name for site in sites],
+            "title": title, "rows": queries, "keys": [*over.tokens], "sites": [site.name for site in sites],
             "effects": effects, "maps": name,
         })  # fmt: skip
     return panels, maps

@@ -210,10 +210,12 @@ def _records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) ->
     errors = None if scores.errors is None else scores.errors.detach().numpy(force=True)
     chance = _probabilities(trace)
     proved = [site.proof.error for site in trace.sites if "proof" in vars(site)]
-    check = {
+    check: dict[str, Any] = {
         "error": max(proved, default=None), "readout": trace.check.readout,
         "left_fast_path": trace.check.left_fast_path, "batch_size": len(batch),
     }  # fmt: skip
+    if between := [site.name for site in trace.sites if site.kind == "samples"]:
+        check["between_examples"] = between  # they take no part in what is said of features
     pictures = _pictures(trace)
     explanations = []
     for example in range(len(batch)):

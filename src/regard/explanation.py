@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -90,7 +91,9 @@ class Explanation:
             first = f"; first token{held}: {self.sink}"
         called = f"{self.method}({options})" if options else self.method
         target = self.target if self.target == self.target.strip() else repr(self.target)
-        return f"{called} of {target}{sure}; special tokens: {self.special}{first}."
+        more = f"; absent: {self.features.left_out}" if self.features.absent else ""
+        more += "; attention over samples is left out" if self.check.get("between_examples") else ""
+        return f"{called} of {target}{sure}; special tokens: {self.special}{first}{more}."
 
     @property
     def first_share(self) -> float:
@@ -131,19 +134,19 @@ class Explanation:
     def words(self, reduce: Reduce = "sum") -> pd.DataFrame:
         """A row for each word, in order: its tokens' scores by "sum", "mean" or "max" (of size, with its sign).
 
+        Words that no row of the model stands for have NaN; ``features.reason`` says why.
         Special tokens are rows of their own with special="keep"; with "drop" they are left out, with "renormalise" what
         they had is given to the others in proportion. The policy for the first token works the same way.
         """
         choose("reduce", reduce, ("sum", "mean", "max"))
         scores, shown = self._under_policy()
         rows: list[dict[str, Any]] = []
-        groups: dict[Any, list[int]] = {}
-        for token, word in enumerate(self.features.word):
-            groups.setdefault(("token", token) if word is None else word, []).append(token)
-        for place, (word, tokens) in enumerate(groups.items()):
-            if kept := [token for token in tokens if shown[token]]:
-                odd = isinstance(word, tuple)
-                name = self.features.tokens[kept[0]] if odd else self.features.words[word]
+        for place, (word, tokens) in enumerate(self._grouped()):
+            if word is not None and not tokens:
+                rows.append({"position": place, "word": self.features.words[word], "special": False, "score": math.nan})
+            elif kept := [token for token in tokens if shown[token]]:
+                odd = word is None
+                name = self.features.tokens[kept[0]] if word is None else self.features.words[word]
                 numbers = scores[kept]
                 score = numbers[np.abs(numbers).argmax()] if reduce == "max" else getattr(numbers, reduce)()
                 part = {"part": self._part[kept[0]]} if len(self.parts) > 1 else {}
@@ -152,8 +155,23 @@ class Explanation:
             raise OptionError(f"special={self.special!r} and sink={self.sink!r} leave no word. Keep one of the two.")
         return pd.DataFrame(rows)
 
+    def _grouped(self) -> list[tuple[int | None, list[int]]]:
+        """The words, those without tokens, too, and special tokens one by one: in the order of the words."""
+        groups: list[tuple[float, int | None, list[int]]] = []
+        passed = -1  # words so far; special tokens stay where they are among them, and behind them all
+        last = max((token for token, word in enumerate(self.features.word) if word is not None), default=-1)
+        tokens: dict[int, list[int]] = {place: [] for place in range(len(self.features.words))}
+        for token, word in enumerate(self.features.word):
+            if word is None:
+                groups.append((passed + 0.5 if token < last else math.inf, None, [token]))
+            else:
+                tokens[word].append(token)
+                passed = max(passed, word)
+        groups += [(float(place), place, some) for place, some in tokens.items()]
+        return [(word, some) for _, word, some in sorted(groups, key=lambda group: group[0])]
+
     def plot(self, kind: str | None = None) -> draw.Picture:
-        """A picture: "text", "bars", "image", "grid" (layers × heads), "map" (token × token) or "tree".
+        """A picture: "text", "bars", "image", "grid" or "lines" (layers × heads), "map" (token × token) or "tree".
 
         None chooses by what there is. Pictures show themselves in notebooks and save to .html, .svg and .png.
         """
@@ -247,17 +265,17 @@ class Explanation:
             return ["text", "bars"] if self.picture is None else ["image", "bars"]
         if self.axes in (("query", "token"), ("layer", "query", "token")):
             return ["map"] if len(self.axes) == 2 else ["tree"]
-        return ["grid"]
+        return ["grid", "lines"] if "query" not in self.axes else ["grid"]
 
     def _text(self) -> draw.Picture:
-        table = self.words()
+        table = self.words().dropna(subset="score")  # the caption names what is absent
         return draw.text_line(
             table["word"].tolist(), table["score"].tolist(), title=self._title, caption=self.caption,
             special=table["special"].tolist(),
         )  # fmt: skip
 
     def _bars(self) -> draw.Picture:
-        table = self.words()
+        table = self.words().dropna(subset="score")
         return draw.bars(table["word"].tolist(), table["score"].tolist(), title=self._title, caption=self.caption)
 
     def _image(self) -> draw.Picture:
@@ -278,16 +296,24 @@ class Explanation:
 
     def _grid(self) -> draw.Picture:
         """The largest score of each layer and head, and the token that has it."""
-        scores = self.scores
-        for axis in ("layer", "head"):
-            if axis not in self.axes:
-                scores = np.expand_dims(scores, 0 if axis == "layer" else 1)
+        scores = self._by_head()
         if scores.ndim > 3:
             raise OptionError(f"with axes {self.axes} there are too many numbers for a picture. Use .frame().")
         top = np.abs(scores).argmax(-1)
         values = np.take_along_axis(scores, top[..., None], -1)[..., 0]
         labels = [[self.features.tokens[place] for place in row] for row in top]
         return draw.heads_grid(values, labels, title=self._title, caption=self.caption, legend="largest score")
+
+    def _lines(self) -> draw.Picture:
+        return draw.head_lines(self._by_head(), list(self.features.tokens), title=self._title, caption=self.caption)
+
+    def _by_head(self) -> NDArray[np.floating[Any]]:
+        """``(layer, head, …, token)``, of which one may stand for all."""
+        scores = self.scores
+        for axis in ("layer", "head"):
+            if axis not in self.axes:
+                scores = np.expand_dims(scores, 0 if axis == "layer" else 1)
+        return scores
 
     @property
     def _title(self) -> str:
@@ -312,7 +338,7 @@ def load_explanation(path: str | Path) -> Explanation:
     if schema != SCHEMA:
         raise InputError(f"path={str(path)!r} has schema {schema}; this version of regard reads schema {SCHEMA}.")
     try:
-        features = {
+        features: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in plain.pop("features").items()
         }
         plain["features"] = Features(**features)

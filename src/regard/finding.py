@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ class Finding:
         picture: draw.Picture = drawn(table, **{"title": which, "caption": "", **chart})
         return picture
 
+    def of_columns(self) -> Finding:
+        """The same, said of a table."""
+        charts = {
+            name: {**chart, "caption": of_columns(chart["caption"])} if "caption" in chart else chart
+            for name, chart in self.charts.items()
+        }
+        return replace(self, claim=of_columns(self.claim), sentence=of_columns(self.sentence), charts=charts)
+
     def to_html(self, path: str | Path) -> Path:
         """Write a page of its own: the sentence, the pictures, the tables and examples."""
         path = Path(path)
@@ -172,6 +181,11 @@ def finding_from(saved: Mapping[str, Any]) -> Finding:
     given["tables"] = {name: _frame(one) for name, one in given["tables"].items()}
     given |= {name: tuple(given[name]) for name in ("shown", "warnings")}
     return Finding(**given)
+
+
+def of_columns(text: str) -> str:
+    """A sentence about words, said of a table: columns are to a row what words are to a text."""
+    return re.sub(r"\bword(s?)\b", r"column\1", text)
 
 
 def said(interval: Interval) -> str:

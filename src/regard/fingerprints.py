@@ -19,7 +19,7 @@ PLAIN = (str, int, float, bool, tuple, type(None))
 
 
 def of_subject(subject: Any) -> dict[str, Any]:
-    """The model's class, name and weights, its tokenizer, and how the subject reads them."""
+    """The model's class, name and weights, its tokenizer or columns, and how the subject reads them."""
     weights = blake2b(digest_size=16)
     for name, one in sorted(subject.model.state_dict().items()):
         if isinstance(one, torch.Tensor):
@@ -29,10 +29,11 @@ def of_subject(subject: Any) -> dict[str, Any]:
             weights.update(f"{name} {one!r}".encode())
     found_out = {name for name, one in vars(type(subject)).items() if isinstance(one, cached_property)}
     own = {name: one for name, one in vars(subject).items() if isinstance(one, PLAIN) and name not in found_out}
-    tokenizer = getattr(subject, "tokenizer", None)
+    tokenizer, schema = (getattr(subject, name, None) for name in ("tokenizer", "schema"))
+    rules = schema.to_dict() if schema is not None else None if tokenizer is None else _rules(tokenizer)
     return {
         **model_of(subject), "subject": type(subject).__name__, "settings": own, "weights": weights.hexdigest(),
-        "tokenizer": None if tokenizer is None else _digest(_rules(tokenizer)),
+        "tokenizer" if schema is None else "columns": None if rules is None else _digest(rules),
     }  # fmt: skip
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from regard.errors import NotAModel
+
+ESTIMATOR = "estimator.json"  # in the folder of a model for tables, as `regard.estimators` saves them
 
 
 def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
@@ -42,6 +45,19 @@ def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
     if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") > 1:
         raise NotAModel(f"model={str(model)!r} does not exist on this machine.")
     return str(model), {}
+
+
+def columns_of(model: str | Path) -> list[str] | None:
+    """The columns that a model for tables was trained on; None: it is another kind of model."""
+    file = Path(model).expanduser() / ESTIMATOR
+    if not file.is_file():
+        return None
+    try:
+        return [one["name"] for one in json.loads(file.read_text("utf-8"))["schema"]["columns"]]
+    except (ValueError, KeyError, TypeError):
+        raise NotAModel(
+            f"model={str(model)!r}: {ESTIMATOR} is damaged, or of another version. Save the model anew."
+        ) from None
 
 
 def is_gguf(model: str | Path) -> bool:

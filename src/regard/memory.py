@@ -12,15 +12,16 @@ from pathlib import Path
 from regard.errors import TooLarge
 
 WORTH = 20 << 20  # bytes of a model, below which a process takes longer to start than it saves
+LESS = "Ask for the readout only (matrix=False), for a shorter input, or for fewer examples."
 
 
-def must_fit(what: str, shape: Sequence[int], *, item: int = 4) -> None:
+def must_fit(what: str, shape: Sequence[int], *, item: int = 4, advice: str = LESS) -> None:
     """Refuse to form a tensor that would not fit into the memory that is free now, with what it would need."""
     needed, free = math.prod(shape) * item, _free()
     if needed > free:
         raise TooLarge(
             f"{what} needs {needed / 2**30:.1f} GiB ({' × '.join(map(str, shape))} numbers), but {free / 2**30:.1f} "
-            "GiB are free. Ask for the readout only (matrix=False), for a shorter input, or for fewer examples."
+            f"GiB are free. {advice}"
         )
 
 

@@ -172,10 +172,13 @@ class Hearing:
             result = replace(result, supported=None)
         control = self.judges and job.method.family == "control"
         warned = (*_warnings(result, self.drawn.skipped, control), *result.warnings)
-        return replace(
+        absent = getattr(getattr(case.subject, "features", None), "left_out", "") if self.judges else ""
+        warned += (f"left out: {absent}.",) if absent else ()
+        whole = replace(
             result, trial=self.trial.name, claim=self.trial.claim, cite=self.trial.cite,
             criterion=self.trial.criterion, settings=settings, warnings=warned,
         )  # fmt: skip
+        return whole.of_columns() if case.kind == "table" else whole
 
 
 def hearing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from regard.errors import WrongTarget
@@ -18,6 +18,7 @@ How = Literal["delete", "mask", "pad", "attention"]
 # the output; or a list of these, one for each example.
 Target = int | str | tuple[int | str, int | str] | Callable[["Tensor"], "Tensor"] | None
 Targets = Target | list[Target]
+JOIN = " + "  # between the names of columns that share a row
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Features:
         words: the words of the raw input, in order.
         word: for each token the index of its word; ``None`` for special tokens.
         grid: rows × columns, where the words are the patches of a picture, row by row.
+        reason: why some words have no row, as the columns of a table that the model does not attend to.
     """
 
     tokens: tuple[str, ...]
@@ -39,6 +41,7 @@ class Features:
     words: tuple[str, ...]
     word: tuple[int | None, ...]
     grid: tuple[int, int] | None = None
+    reason: str = ""
 
     @classmethod
     def named(cls, names: Sequence[str], rows: Sequence[int], special: Collection[str]) -> Features:
@@ -58,14 +61,34 @@ class Features:
         if words and len(words) - 1 in self.word[count:]:  # it ends in the middle of a word
             pieces = [token for token, one in zip(tokens, word, strict=True) if one == len(words) - 1]
             words[-1] = "".join(piece.removeprefix("##") for piece in pieces).strip()  # as WordPiece marks them
-        return Features(tokens, self.rows[:count], tuple(words), word)
+        return Features(tokens, self.rows[:count], tuple(words), word, reason=self.reason)
 
     def followed_by(self, other: Features) -> Features:
         """These, and after them those of another sequence."""
         count = len(self.words)
         word = tuple(None if one is None else one + count for one in other.word)
         after = tuple(row + 1 + max(self.rows, default=-1) for row in other.rows)
-        return Features(self.tokens + other.tokens, self.rows + after, self.words + other.words, self.word + word)
+        words, reason = self.words + other.words, self.reason or other.reason
+        return Features(self.tokens + other.tokens, self.rows + after, words, self.word + word, reason=reason)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The words that no row stands for: nothing can be said of them."""
+        return tuple(name for place, name in enumerate(self.words) if place not in self.word)
+
+    @property
+    def left_out(self) -> str:
+        """Which words no row stands for, and why, in words; "" if there are none."""
+        return f"{', '.join(self.absent)} ({self.reason or 'no row stands for it'})" if self.absent else ""
+
+    @property
+    def present(self) -> Features:
+        """The same without the words that no row stands for."""
+        if not self.absent:
+            return self
+        kept = sorted({word for word in self.word if word is not None})
+        word = tuple(None if one is None else kept.index(one) for one in self.word)
+        return replace(self, words=tuple(self.words[place] for place in kept), word=word)
 
     @property
     def special(self) -> tuple[bool, ...]:

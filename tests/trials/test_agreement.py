@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import zlib
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from scipy import stats
 import regard
 from regard import catalog, errors
 from regard.data import Dataset, Example
+from regard.importance import over_seeds
 from regard.types import Scores
 
 
@@ -119,13 +122,49 @@ def test_tables_have_a_ranking_of_all_examples_together(tokenizer):
     for name, options in (("raw", {}), ("gradient", {"through_attention": False}), ("leave_one_out", {})):
         whys = regard.explain(subject, frame, method=name, **options)
         means[name] = np.mean([np.abs(why.scores[1:]) for why in whys], axis=0)  # without [CLS]
+    means["permutation"] = np.mean([
+        _moved_by_other_rows(subject, frame, place, found.values["example"][place]) for place in range(len(frame))
+    ], axis=0)  # fmt: skip
+    assert {f"raw – {name}" for name in means} - {"raw – raw"} <= {*found.tables["global"]["pair"]}
     for pair, row in found.tables["global"].set_index("pair").iterrows():
-        if "random" not in pair:
+        if "random" not in pair and "integrated" not in pair:
             x, y = pair.split(" – ")
             assert row["spearman"] == pytest.approx(stats.spearmanr(means[x], means[y]).statistic)
         assert -1 <= row["low"] <= row["high"] <= 1
     again = regard.trial(subject, data, "agreement").tables["global"]
     pd.testing.assert_frame_equal(again, found.tables["global"])
+
+
+def _moved_by_other_rows(subject, frame, place, name):
+    """½ Σ |p − p with the cell of another row|, mean over five rows drawn by lot, for each column."""
+    model = copy.deepcopy(subject.model).double()
+
+    def says(rows):
+        with torch.no_grad():
+            return model(torch.tensor(np.array(rows)), None).softmax(-1).numpy()
+
+    row, moved = frame.iloc[place], []
+    others = np.random.default_rng([0, zlib.crc32(name.encode())]).integers(len(frame), size=5)
+    for column in frame.columns:
+        changed = [row.where(row.index != column, frame.iloc[other]) for other in others]
+        moved.append(np.mean(np.abs(says(changed) - says([row])).sum(-1) / 2))
+    return np.array(moved)
+
+
+def test_seeds_of_training_have_a_spread(tokenizer):
+    tables = []
+    for seed in range(3):
+        subject, data = of_kind("table", tokenizer, 12)
+        torch.manual_seed(seed)
+        for weights in subject.model.parameters():
+            torch.nn.init.normal_(weights, std=0.3)
+        tables.append(regard.trial(subject, data, "agreement").tables["global"])
+    found = over_seeds(tables).set_index("pair").loc["raw – permutation"]
+    each = [table.set_index("pair").loc["raw – permutation", "spearman"] for table in tables]
+    assert len({*each}) > 1
+    assert found["spearman"] == pytest.approx(np.mean(each))
+    assert found["deviation"] == pytest.approx(np.std(each, ddof=1))
+    assert (found["least"], found["most"], found["n"]) == (min(each), max(each), 3)
 
 
 def test_a_reference_is_not_compared_with_itself():

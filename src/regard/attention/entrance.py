@@ -62,6 +62,11 @@ class Entrance:
                 "a state (example, row, channel) of its rows."
             )
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the examples of the batch look at each other."""
+        return len(self.batch) > 1 and getattr(self.subject, "mixes", False)
+
     def _shadowed(self, states: _States) -> AbstractContextManager[None]:
         inner = list(self.subject.model.modules())[1:]
         return shadowing([one for one in inner if not isinstance(one, torch.jit.ScriptModule)], states.shadow)
@@ -82,6 +87,9 @@ class Entrance:
         if torch.is_inference_mode_enabled():
             raise NoGradient("inside torch.inference_mode() there are no gradients. Leave that block first.")
         times = len(next(iter(vectors.values()))) // len(self.batch)
+        if times > 1 and self.mixes:
+            chunks = zip(*(one.chunk(times) for one in vectors.values()), strict=True)
+            return torch.cat([self.run(dict(zip(vectors, some, strict=True)), forward) for some in chunks])
         batch = self.batch if times == 1 else self.batch.pick([*range(len(self.batch))] * times)
         with undisturbed(model), uncompiled(model), self.given(vectors, batch):
             return (forward or self.subject.forward)(batch)

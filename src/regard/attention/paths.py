@@ -6,7 +6,7 @@ vector × matrix, so that no matrix is formed. In models with two sequences they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Literal
 
@@ -35,23 +35,28 @@ def ends(trace: Trace, site: Site) -> tuple[Strand, Strand]:
     return (keys if site.rows is not None else "source" if query == source else "rows"), keys
 
 
+def over_features(sites: Iterable[Site]) -> list[Site]:
+    """Those that look at rows of the same example; attention over samples says nothing about its features."""
+    return [site for site in sites if site.kind != "samples"]
+
+
 def read_sites(trace: Trace) -> list[Site]:
     """The sites that have the rows of the readout among their queries."""
-    return [site for site in trace.sites if trace.reads(site) and site.kind != "samples"]
+    return [site for site in over_features(trace.sites) if trace.reads(site)]
 
 
 def no_layers(trace: Trace) -> str | None:
     """Why methods that look at single layers cannot be served, if they cannot."""
+    if not over_features(trace.sites):
+        return "all attention of this model is over samples: none of it is over the features of one."
     return None if read_sites(trace) else "no attention site has the rows that the prediction is read from as queries."
 
 
 def no_path(trace: Trace) -> str | None:
     """Why numbers cannot travel from the readout to the input, if they cannot."""
     lengths = trace.batch.lengths
-    for site in trace.sites:
+    for site in over_features(trace.sites):
         _, _, query, key = site.shape
-        if site.kind == "samples":
-            return f"site {site.index} ({site.name}) looks at other examples, so relevance leaves the example."
         if key not in lengths or (site.kind != "pool" and site.rows is None and query not in lengths):
             return f"the queries of site {site.index} ({site.name}) are not rows of the input."
     return no_layers(trace)
@@ -73,7 +78,9 @@ def from_start(trace: Trace, start_layer: int) -> Sequence[Site]:
     """The sites from one on; those before it are left out, on record."""
     if not 0 <= start_layer < len(trace.sites):
         raise OptionError(f"start_layer={start_layer} is not there: there are layers 0 to {len(trace.sites) - 1}.")
-    return tuple(trace.sites[start_layer:])
+    if not (found := over_features(trace.sites[start_layer:])):
+        raise OptionError(f"start_layer={start_layer}: from there on attention is over samples only.")
+    return found
 
 
 def from_layers(
@@ -110,7 +117,8 @@ def from_layers(
     if layers == "rollout" and not per_layer:
         if per_head:
             raise OptionError("per_head=True: a rollout multiplies the mean over heads. Use layers='last' or 'mean'.")
-        return rolled(trace, weigh_at, trace.sites, keep=keep, take=1 - keep, matrix=matrix, together=together)
+        sites = over_features(trace.sites)
+        return rolled(trace, weigh_at, sites, keep=keep, take=1 - keep, matrix=matrix, together=together)
     sites = read_sites(trace)
     if isinstance(layers, int) and not per_layer:
         sites = [site_at(trace, layers)]

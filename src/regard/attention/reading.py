@@ -8,8 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.attention.running import record, undisturbed
-from regard.errors import ReadoutMismatch
+from regard.attention.running import record, run, undisturbed
+from regard.attention.sources import Fused, Given
+from regard.attention.tape import Record, Tape
+from regard.errors import NoGradient, NotServed, ReadoutMismatch
 from regard.types import Batch, Score, Subject
 
 _verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose readout was measured
@@ -18,14 +20,17 @@ _verified: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # subjects whose r
 def measure_readout(subject: Subject, batch: Batch) -> tuple[Tensor | None, Score | None]:
     """``(example, row)``: True where the output of the last site moves the model's output; None if none does.
 
+    Attention over samples does not count: its queries are no rows.
+
     Beside it the score whose gradient was taken, if the subject predicts something. Where there are two sequences, the
     last site may be one of the other's (co-attention): it is then the last that moves the output.
     """
     rows = score = None
     with undisturbed(subject.model):
         plain, _ = record(subject, batch)
-        last = len(plain.records) - 1
-        leaves = [last]
+        # what looks at other examples has no rows of its own
+        within = [leaf for leaf, entry in enumerate(plain.records) if not entry.across]
+        last, leaves = max(within, default=0), within[-1:]
         if batch.source is not None:
             queries = [entry.source.shape[2] for entry in plain.records]
             leaves += [leaf for leaf in reversed(range(last)) if queries[leaf] == batch.real.shape[1]]
@@ -62,6 +67,35 @@ def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor |
     return (rows if rows.any() else None), score
 
 
+def _rows_past_attention(subject: Subject, batch: Batch) -> Tensor | None:
+    """``(example, row)``: the row of each input that moves the output if attention hands on a constant.
+
+    None where it is not one row: the stream of rows does not pass by attention, or mixes them otherwise, too.
+    """
+    from regard.attention.entrance import Entrance  # it needs traces, which need this module
+
+    def deaf(batch: Batch) -> Tensor:
+        return run(subject, batch, _Constant(subject.model, batch), gradients=True)
+
+    try:
+        entrance = Entrance(subject, batch)
+        leaf = entrance.vectors["rows"].clone().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(some_scalar(entrance.run({"rows": leaf}, deaf)).sum(), [leaf])
+    except (KeyError, NotServed, NoGradient, RuntimeError):  # no states to begin with, or none that the output has
+        return None
+    rows = gradient.ne(0).any(-1)
+    return rows if rows.shape == batch.real.shape and bool((rows.sum(-1) == 1).all()) else None
+
+
+class _Constant(Tape):
+    """Attention works, and nothing can be differentiated through it."""
+
+    def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
+        """The result without its graph."""
+        return result.detach()
+
+
 def some_scalar(output: Tensor) -> Tensor:
     """``(example,)``: a number that depends on all channels of an embedding.
 
@@ -83,8 +117,12 @@ def _measured_against_declared(subject: Subject, batch: Batch) -> str:
     if rows is None:
         return "not measurable: the output does not depend on the last site"
     declared = subject.readout(probe, score) > 0
-    if rows.shape[1] == 1 and bool((declared.sum(-1) == 1).all()):
-        return "measured"  # the last site computes one row, and one row is read
+    if rows.shape[1] == 1 < declared.shape[1] and bool((declared.sum(-1) == 1).all()):
+        # the last site computes one row, and one row is read: which of them it is, the other sites do not tell
+        passed = _rows_past_attention(subject, probe)
+        rows = declared if passed is None else passed
+    if rows.shape[1] == declared.shape[1] == 1:
+        return "measured"
     if declared.shape != rows.shape:
         raise ReadoutMismatch(
             f"the readout has {declared.shape[1]} rows, but the last attention site has {rows.shape[1]}. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -69,6 +69,30 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: Gradients) -> 
         if type(problem).__module__.startswith("torch._dynamo"):
             raise OpaqueKernel(_advice("it runs compiled code (flex attention, say)", tape)) from problem
         raise
+
+
+def own_gradients(
+    values: Tensor, leaves: Sequence[Tensor], folds: Sequence[tuple[Callable[[Tensor], Tensor], int]] | None
+) -> list[Tensor | None]:
+    """The gradient of each example's value by what is its own; None by a leaf that no value depends on.
+
+    Args:
+        values: ``(example,)``.
+        leaves: what is differentiated by.
+        folds: where examples look at each other: how to arrange each leaf's gradient, and which axis is examples then.
+            Every value is differentiated by itself, so that no example has what it did to others; otherwise None.
+    """
+    if folds is None:
+        return [*torch.autograd.grad(values.sum(), leaves, allow_unused=True)]
+    alone = [torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True) for value in values]
+    found: list[Tensor | None] = []
+    for leaf, (fold, axis), every in zip(leaves, folds, zip(*alone, strict=True), strict=True):
+        if all(one is None for one in every):
+            found.append(None)
+            continue
+        own = [fold(torch.zeros_like(leaf) if one is None else one).select(axis, i) for i, one in enumerate(every)]
+        found.append(torch.stack(own, axis))
+    return found
 
 
 def must_differentiate(model: nn.Module) -> None:

@@ -171,8 +171,9 @@ class Tape(TorchFunctionMode):
         source, out = source.map(Tensor.detach), out.detach()
         query, key = out.shape[-2], source.values.shape[-2]
         lead = tuple(out.shape[:-2])
-        # (1, examples, …) is rather a single head, heads first
-        across = size > 1 and query == key == size and lead[:1] == (1,) and lead[1:2] != (size,)
+        # (1, examples, …) is rather a single head, heads first, if so many keys can be rows
+        heads_first = lead[1:2] == (size,) and size in lengths
+        across = size > 1 and query == key == size and lead[:1] == (1,) and not heads_first
         if key not in lengths and not across:
             listed = " or ".join(map(str, lengths))
             return f"its {key} keys are not rows of the input, which has {listed}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.onward import onward_of
 from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
-from regard.attention.running import batch_of, must_differentiate, record, undisturbed
+from regard.attention.running import batch_of, must_differentiate, own_gradients, record, undisturbed
 from regard.attention.sites import Kind, Site
 from regard.attention.sources import Fused, at_least_float
 from regard.attention.tape import Record, Tape
@@ -244,8 +244,8 @@ def traced(
         if gradients or target is not None or subject.predicts:
             with torch.set_grad_enabled(gradients):
                 score = subject.score(output, batch.explained(target), of)
-        out_gradients = _differentiate(tape, score) if gradients and score is not None else None
         settle(subject, batch, tape)
+        out_gradients = _differentiate(tape, score) if gradients and score is not None else None
         target = batch.explained(target)
         if score is not None and not callable(target):  # what was predicted stays the target when something else is
             pairs = zip(one_by_one(target, len(batch)), score.index, strict=True)
@@ -264,7 +264,7 @@ def sites_of(tape: Tape, readout: Tensor, out_gradients: list[Tensor] | None = N
     for index, entry in enumerate(tape.records):
         gradient = gate = None
         if out_gradients is not None and entry.out is not None:
-            gradient = entry.fold(out_gradients[index])
+            gradient = out_gradients[index]
             gate = torch.einsum(
                 "ehqc,ehqc->eh", at_least_float(gradient), at_least_float(entry.fold(entry.out.detach()))
             )
@@ -286,15 +286,17 @@ def special_keys(batch: Batch, keys: int) -> Tensor:
 
 
 def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
-    """∂(sum of scores)/∂(A·V) of every site; a site that the score does not depend on has gradient 0."""
-    outs = [entry.out for entry in tape.records if entry.out is not None]
+    """∂score/∂(A·V) of every site ``(example, head, query, channel)``; 0 where the score does not depend on it."""
+    records = [(entry, entry.out) for entry in tape.records if entry.out is not None]
+    mixed = any(entry.across for entry, _ in records)
+    folds = [(entry.fold, 2 if entry.across else 0) for entry, _ in records] if mixed else None
     if not score.values.requires_grad:
         raise NoGradient(
             f"the target {score.names[0]!r} has no gradient with respect to attention: it is detached from the "
             "model's output, or the model runs under torch.no_grad()."
         )
     try:
-        found = torch.autograd.grad(score.values.sum(), outs, allow_unused=True)
+        found = own_gradients(score.values, [out for _, out in records], folds)
     except RuntimeError as problem:
         if "use_reentrant" not in str(problem):
             raise
@@ -305,8 +307,8 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
     if all(gradient is None for gradient in found):
         raise NoGradient(f"the target {score.names[0]!r} does not depend differentiably on any attention site.")
     return [
-        torch.zeros_like(out) if gradient is None else gradient.detach()
-        for out, gradient in zip(outs, found, strict=True)
+        entry.fold(torch.zeros_like(out)) if one is None else (one if mixed else entry.fold(one)).detach()
+        for (entry, out), one in zip(records, found, strict=True)
     ]
 
 

@@ -94,7 +94,7 @@ def audit(
     folder = out or Path("runs") / _named(model, data, planted)
     if not dry_run:
         _must_be_free(folder, resume)
-    read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad)
+    read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad, model)
     required = _criteria(require or [])
     wake()
     from regard.auditing import prepared, threads_of

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import regard
-from regard.cli import audits, helps, judging, looking
+from regard.cli import audits, helps, judging, learning, looking
 
 
 class Front(TyperGroup):
@@ -80,6 +80,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "diff": (audits.diff, helps.DIFF_HELP), "doctor": (looking.doctor, helps.DOCTOR_HELP),
     "trace": (looking.trace, helps.TRACE_HELP), "explain": (looking.explain, helps.EXPLAIN_HELP),
     "compare": (judging.compare, helps.COMPARE_HELP), "trial": (judging.trial, helps.TRIAL_HELP),
+    "fit": (learning.fit, helps.FIT_HELP),
     "methods": (looking.methods, helps.METHODS_HELP), "trials": (judging.trials, helps.TRIALS_HELP),
 }  # fmt: skip
 

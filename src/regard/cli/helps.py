@@ -15,6 +15,7 @@ COMMANDS = {  # in the order in which they are used
     "explain": "Attribute a prediction to words, or to patches of a picture.",
     "compare": "Put methods side by side on your data.",
     "trial": "Run a single trial, in full.",
+    "fit": "Train a transformer on a table, and save it.",
     "methods": "List the methods: formula, cost, paper.",
     "trials": "List the trials: claim, reference, paper.",
 }
@@ -34,6 +35,17 @@ Examples:
 * `regard audit --model path/to/classifier --data reviews.csv --methods rollout,gradient:norm=l2 --trials agreement`
 * `regard audit --model path/to/classifier --data reviews.csv --require consistent,causal --json > findings.json`
 * `regard audit --config audit.toml --limit 100 --resume`
+"""
+FIT_HELP = """Train a transformer on a table, and save it, to be audited.
+
+Columns of texts are categories, those of numbers are numbers; cells may be missing. A part of the rows is held out: the
+score is that of these, and they are kept beside the model. Needs regard[tabular].
+
+Examples:
+
+* `regard fit --data adult.csv --target-column income --out models/adult`
+* `regard fit --model saint --data adult.csv --target-column income --out models/saint --limit 5000 --epochs 20`
+* `regard audit --model models/adult --data models/adult/held_out.csv --target-column income`
 """
 REPORT_HELP = """Write the page of a run anew from what is stored; without the model, and always the same bytes.
 

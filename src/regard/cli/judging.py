@@ -48,7 +48,7 @@ def compare(
     else:
         assert model is not None
         assert data is not None
-        read_from = read(data, text_column, label_column, rationale_column, on_bad)
+        read_from = read(data, text_column, label_column, rationale_column, on_bad, model)
         subject, wanted = asked_of(model, target, similar_to, over_limit, trust_remote_code)
         from regard.comparing import compare as compare_them
 
@@ -103,7 +103,7 @@ def trial(
     by = several([method])[0] if method else None
     if by is not None:
         must_know("method", by[0], known("methods"))
-    read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad)
+    read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad, model)
     wake()
     from regard.trying import trial as put_on_trial
     from regard.trying import trial_named

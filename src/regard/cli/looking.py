@@ -211,6 +211,13 @@ def _inputs(subject: Subject, model: str, text: list[str] | None, image: list[st
     """What to try, or a stand-in, and what to call it."""
     import numpy as np
 
+    columns = getattr(getattr(subject, "schema", None), "columns", None)
+    if columns is not None:
+        if given := text or image:
+            raise InputError(
+                f"{given[0]!r}: {model} reads rows of a table. Use regard audit --model {model} --data FILE."
+            )
+        return _typical(columns), "two rows made of what is usual in its columns"
     sees = hasattr(subject, "picture")
     if image and not sees:
         raise InputError(f"--image {image[0]}: {model} reads texts. Pass --text.")
@@ -222,3 +229,13 @@ def _inputs(subject: Subject, model: str, text: list[str] | None, image: list[st
     if sees:
         return np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "a picture of noise"
     return STAND_IN, repr(STAND_IN)
+
+
+def _typical(columns: Any) -> Any:
+    """Two rows with what a table's columns usually hold."""
+    import pandas as pd
+
+    def cells(one: Any) -> list[Any]:
+        return [one.center, one.center + one.scale] if one.kind == "number" else [one.categories[0], one.categories[-1]]
+
+    return pd.DataFrame({one.name: cells(one) for one in columns})

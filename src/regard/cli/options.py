@@ -59,9 +59,10 @@ LABEL_COLUMN = Annotated[
     str | None,
     typer.Option(
         "--label-column",
+        "--target-column",
         "--label",
         metavar="TEXT",
-        help="The column of labels (also --label); else one of a usual name.",
+        help="The column of labels (also --target-column, --label); else one of a usual name.",
     ),
 ]
 RATIONALE_COLUMN = Annotated[

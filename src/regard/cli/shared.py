@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError, must_know
-from regard.locating import locate
+from regard.locating import columns_of, locate
 from regard.progress import Counter
 
 if TYPE_CHECKING:
@@ -70,6 +70,12 @@ def must_end_in(suffix: str, name: str, path: Path | None) -> None:
         raise InputError(f"--{name} {path} must end in {suffix}.")
 
 
+def must_be_table(data: Path) -> None:
+    """Refuse a path that is no file of rows."""
+    if not data.is_file():
+        raise InputError(f"--data {data} is not a file. It takes {', '.join(TABLES)}.")
+
+
 def must_name(model: str | None, data: Path | None, planted: str | None) -> None:
     """Refuse what is named twice, not at all, or not there; before anything heavy is imported."""
     if (planted is None) == (model is None or data is None) or (planted and (model or data)):
@@ -78,19 +84,22 @@ def must_name(model: str | None, data: Path | None, planted: str | None) -> None
         must_know("task", planted, TASKS)
     if data is not None and not data.exists():
         raise InputError(f"--data {data} does not exist. It takes {', '.join(TABLES)} or an ERASER folder.")
-    if model is not None:
+    if model is not None and columns_of(model) is None:
         locate(model)
 
 
-def read(data: Path, text: str | None, label: str | None, rationale: str | None, on_bad: Any) -> Any:
-    """The data of a file, or of an ERASER folder."""
+def read(
+    data: Path, text: str | None, label: str | None, rationale: str | None, on_bad: Any, model: str | None = None
+) -> Any:
+    """The data of a file, or of an ERASER folder; of a model for tables the columns that it knows."""
+    columns = None if model is None else columns_of(model)
     with Counter(f"reading {data}", None, patience=0):
         from regard.data import read, read_eraser
 
         found = (
             read_eraser(data, on_bad=on_bad)
             if data.is_dir()
-            else read(data, text=text, label=label, rationale=rationale, on_bad=on_bad)
+            else read(data, text=text, columns=columns, label=label, rationale=rationale, on_bad=on_bad)
         )
         return replace(found, source=str(data))
 
@@ -104,6 +113,8 @@ def wake() -> None:
 
 def open_model(model: str, *, over_limit: Any = "error", trust_remote_code: bool) -> Subject:
     """The model, loaded."""
+    if columns_of(model) is not None:
+        return _open_estimator(model)
     locate(model)
     wake()
     from regard.subjects import open_subject
@@ -111,6 +122,14 @@ def open_model(model: str, *, over_limit: Any = "error", trust_remote_code: bool
     # What is downloaded has bars of its own.
     with Counter(f"loading {model}", None, patience=0 if Path(model).expanduser().exists() else math.inf):
         return open_subject(model, over_limit=over_limit, trust_remote_code=trust_remote_code)
+
+
+def _open_estimator(model: str) -> Subject:
+    with Counter(f"loading {model}", None, patience=0):
+        from regard.estimators import load
+
+        opened: Subject = load(model).subject_
+        return opened
 
 
 def asked_of(

@@ -202,7 +202,11 @@ class _Reader:
         """The text, the pair or the row of the table."""
         cells = {name: _cell(record, name) for name in self.inputs}
         if self.kind == "table":
-            return {name: _typed(cell, self.types[name], name) for name, cell in cells.items()}
+            if all(cell is None for cell in cells.values()):
+                raise Unusable("missing or empty", "all of its columns are missing or empty")
+            return {  # what is missing is for the model to deal with
+                name: None if cell is None else _typed(cell, self.types[name], name) for name, cell in cells.items()
+            }
         for name, cell in cells.items():
             if cell is None:
                 raise _missing(name)

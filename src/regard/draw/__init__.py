@@ -1,6 +1,7 @@
 """Pictures: arrays and labels in; shaded text, charts, maps and pages out. Knows no torch."""
 
 from regard.draw.charts import bars, gauge, heads_grid, intervals, token_map
+from regard.draw.columns import head_lines, interval_bars, rank_map
 from regard.draw.maps import image_map
 from regard.draw.page import page
 from regard.draw.picture import Picture
@@ -14,14 +15,17 @@ __all__ = [
     "cumulative",
     "densities",
     "gauge",
+    "head_lines",
     "heads",
     "heads_grid",
     "histogram",
     "image_map",
+    "interval_bars",
     "intervals",
     "lines",
     "page",
     "points",
+    "rank_map",
     "shaded_html",
     "shaded_terminal",
     "text_line",

@@ -40,6 +40,25 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     return _correlation(stats.spearmanr, x, y)
 
 
+def spearman_drawn(x: Array, y: Array) -> dict[str, float]:
+    """Spearman's ρ with its interval: "spearman", "low", "high"; NaN as for `kendall`.
+
+    Args:
+        x: ``(1 + draw, feature)``: what was seen, and then what was seen of examples that were drawn again.
+        y: the same, of the same draws.
+
+    Example:
+        >>> spearman_drawn(np.array([[1, 2, 3], [1, 2, 3]]), np.array([[1, 2, 3], [3, 2, 1]]))
+        {'spearman': 1.0, 'low': -1.0, 'high': -1.0}
+    """
+    ranks = [stats.rankdata(one, axis=1) - (one.shape[1] + 1) / 2 for one in (x, y)]
+    with np.errstate(invalid="ignore", divide="ignore"):  # features that are all alike have no order
+        found = (ranks[0] * ranks[1]).sum(1) / np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
+    drawn = found[1:][~np.isnan(found[1:])]
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist() if len(drawn) else (math.nan, math.nan)
+    return {"spearman": float(found[0]), "low": low, "high": high}
+
+
 def pearson(x: ArrayLike, y: ArrayLike) -> Correlation:
     """Pearson's r. NaN as for `kendall`."""
     return _correlation(stats.pearsonr, x, y)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Part, Trace
-from regard.attention.paths import ends
+from regard.attention.paths import ends, no_layers, over_features
 from regard.errors import choose
 from regard.types import Scores
 
@@ -22,9 +22,11 @@ OF = "logit"
 
 def cannot(trace: Trace) -> str | None:
     """Where the first site computes only the row that is read, columns have no sum."""
-    if trace.sites[0].rows is not None or trace.sites[0].kind in ("samples", "pool"):
-        return "its first attention site does not compute a row for each feature."
-    return None
+    for first in over_features(trace.sites)[:1]:
+        if first.rows is not None or first.kind == "pool":
+            return "its first attention site does not compute a row for each feature."
+        return None
+    return no_layers(trace)
 
 
 def first_layer(trace: Trace, *, reduce: Literal["column", "diagonal"] = "column", per_head: bool = False) -> Scores:
@@ -38,7 +40,7 @@ def first_layer(trace: Trace, *, reduce: Literal["column", "diagonal"] = "column
         per_head: all heads: ``(head, key)``.
     """
     choose("reduce", reduce, ("column", "diagonal"))
-    site = trace.sites[0]
+    site = over_features(trace.sites)[0]
 
     def diagonal(tile: Tensor, part: Part) -> Tensor:
         return tile * (part.rows[:, None] == torch.arange(tile.shape[-1], device=tile.device))

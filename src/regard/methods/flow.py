@@ -6,9 +6,10 @@ import igraph
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from regard.attention import Trace
-from regard.attention.paths import no_path
+from regard.attention import Site, Trace
+from regard.attention.paths import no_path, over_features
 from regard.errors import OptionError
 from regard.memory import must_fit
 from regard.progress import Counter
@@ -25,8 +26,8 @@ BYTES_PER_EDGE = 150  # of igraph while it solves, measured
 
 def cannot(trace: Trace) -> str | None:
     """Pipes lead from layer to layer over the same rows."""
-    for site in trace.sites:
-        if site.kind != "self" or site.rows is not None:
+    for site in over_features(trace.sites):
+        if site.kind != "self":
             return f"site {site.index} ({site.name}, {site.kind}) does not lead from rows to the same rows."
     return no_path(trace)
 
@@ -47,10 +48,10 @@ def flow(trace: Trace, *, alpha: float = 0.5) -> Scores:
     """
     if not 0 <= alpha <= 1:
         raise OptionError(f"alpha={alpha!r} must be between 0 and 1.")
-    rows, layers = trace.real.shape[1], len(trace.sites)
-    must_fit("a graph of all attention", (layers, rows, rows), item=BYTES_PER_EDGE)
+    rows, sites = trace.real.shape[1], over_features(trace.sites)
+    must_fit("a graph of all attention", (len(sites), rows, rows), item=BYTES_PER_EDGE)
     result = torch.zeros(trace.real.shape, dtype=torch.float64)
-    matrices = [site.matrix().double().numpy(force=True) for site in trace.sites]  # example query key
+    matrices = [_all_rows(site).double().numpy(force=True) for site in sites]  # example query key
     with Counter("max-flow", int(trace.real.sum())) as counter:
         for example, real in enumerate(trace.real.numpy(force=True)):
             places = real.nonzero()[0]
@@ -62,6 +63,14 @@ def flow(trace: Trace, *, alpha: float = 0.5) -> Scores:
                 result[example, place] = graph.maxflow_value(graph.vcount() - 1, token, "capacity")
                 counter.advance()
     return Scores(result.to(trace.readout.device))
+
+
+def _all_rows(site: Site) -> Tensor:
+    """``(example, row, row)``; rows that a model does not compute, since they are not read, look nowhere."""
+    if site.rows is None:
+        return site.matrix()
+    (example, _, _, key), some = site.shape, site.matrix()
+    return some.new_zeros(example, key, key).scatter_(1, site.rows[..., None].expand(-1, -1, key), some)
 
 
 def graph_of(matrices: list[NDArray[np.float64]], readout: NDArray[np.float64], alpha: float) -> igraph.Graph:

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.attention import Rerun, Trace, edits
 from regard.attention.entrance import Entrance
 from regard.attention.paths import must_have_score
+from regard.attention.running import own_gradients
 from regard.attention.sources import at_least_float
 from regard.errors import NoGradient, choose
 from regard.types import Scores
@@ -40,10 +41,11 @@ def gradient(trace: Trace, *, norm: Literal["dot", "l2"] = "dot", through_attent
     rerun = None if through_attention else Rerun(trace.subject, trace.batch, gradients=True)
     with torch.enable_grad():
         output = entrance.run(leaves, None if rerun is None else lambda batch: rerun(edits.detach()))
-        value = trace.subject.score(output, trace.target, trace.of).values.sum()
-    if not value.requires_grad:
+        values = trace.subject.score(output, trace.target, trace.of).values
+    if not values.requires_grad:
         raise NoGradient("the target does not depend differentiably on the input.")
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    folds = [(Tensor.detach, 0)] * len(leaves) if entrance.mixes else None
+    found = own_gradients(values, [*leaves.values()], folds)
 
     def size(x: Tensor, slope: Tensor | None) -> Tensor:
         if slope is None:

@@ -20,7 +20,13 @@ CITE = "hao2021self"
 FORMULA = "Σ_h A^h ⊙ ∫₀¹ ∂F(αA)/∂A^h dα"
 PASSES = "2 forward, 1 backward; a layer: `steps` forward, backward"
 OF = "probability"
-cannot = no_layers
+
+
+def cannot(trace: Trace) -> str | None:
+    """Attention is scaled in all examples at once: what they see of each other would be scaled, too."""
+    if any(site.kind == "samples" for site in trace.sites):
+        return "its examples look at each other, so an output does not depend on attention within its own alone."
+    return no_layers(trace)
 
 
 def integrated(

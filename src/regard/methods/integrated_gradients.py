@@ -28,11 +28,13 @@ def integrated_gradients(trace: Trace, *, baseline: Literal["pad", "mask", "zero
     The sum over tokens is F(x) − F(x̄); ``facts["convergence_delta"]`` says how far it is from that.
 
     NOTE[DIFF] special tokens have no baseline: they stay, and score 0. Of models with two sequences what was produced
-    stays, too, and has no scores, unless the baseline is "zero".
+    stays, too, and has no scores, unless the baseline is "zero". Where examples look at each other, the integral is
+    along the way of one of them, while the others stay.
 
     Args:
         trace: what was traced, with a target.
-        baseline: what the integral starts from: the embedding of the "pad" or "mask" token, or "zero" vectors.
+        baseline: what the integral starts from: the embedding of the "pad" or "mask" token, or "zero" vectors. Of
+            tables the first two are the embeddings of means and of "missing": categories are interpolated there.
         steps: of the integral (Gauss–Legendre).
     """
     from captum.attr import IntegratedGradients  # takes 2 seconds
@@ -43,22 +45,39 @@ def integrated_gradients(trace: Trace, *, baseline: Literal["pad", "mask", "zero
         raise OptionError(f"steps={steps} must be 1 or more.")
     values, entrance = Values(trace), Entrance(trace.subject, trace.batch)
     starts = _baselines(trace, entrance, baseline)
-    size = len(trace.batch)
+    every = [*range(len(trace.batch))]
 
-    def score(*vectors: Tensor) -> Tensor:
-        output = entrance.run(dict(zip(starts, vectors, strict=True)))
-        found = values.scores(output, [*range(size)] * (len(output) // size))
-        if torch.is_grad_enabled() and not found.requires_grad:
-            raise NoGradient("the target does not depend differentiably on the input.")
-        return found
+    def integral(some: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Of some examples, while the others stay as they are."""
+
+        def score(*vectors: Tensor) -> Tensor:
+            times = len(vectors[0]) // len(some)
+            given = {name: one if some == every else _among(entrance.vectors[name], some[0], one)
+                     for name, one in zip(starts, vectors, strict=True)}  # fmt: skip
+            output = entrance.run(given).unflatten(0, (times, len(every)))[:, some].flatten(0, 1)
+            found = values.scores(output, some * times)
+            if torch.is_grad_enabled() and not found.requires_grad:
+                raise NoGradient("the target does not depend differentiably on the input.")
+            return found
+
+        found, delta = IntegratedGradients(score, multiply_by_inputs=True).attribute(
+            tuple(entrance.vectors[name][some] for name in starts), tuple(one[some] for one in starts.values()),
+            n_steps=steps, internal_batch_size=max(len(some), 32), return_convergence_delta=True,
+        )  # fmt: skip
+        return found, delta
 
     with torch.enable_grad():
-        found, delta = IntegratedGradients(score, multiply_by_inputs=True).attribute(
-            tuple(entrance.vectors[name] for name in starts), tuple(starts.values()), n_steps=steps,
-            internal_batch_size=max(size, 32), return_convergence_delta=True,
-        )  # fmt: skip
+        parts = [integral([one]) for one in every] if entrance.mixes else [integral(every)]
+    found = [torch.cat(some) for some in zip(*(found for found, _ in parts), strict=True)]
     sums = {name: numbers.detach().sum(-1) for name, numbers in zip(starts, found, strict=True)}
-    return entrance.scores(sums, facts={"convergence_delta": delta})
+    return entrance.scores(sums, facts={"convergence_delta": torch.cat([delta for _, delta in parts])})
+
+
+def _among(vectors: Tensor, example: int, variants: Tensor) -> Tensor:
+    """``(variant × example, …)``: variants of one example, each among all others."""
+    there = torch.arange(len(vectors), device=vectors.device) == example
+    there = there.view(1, -1, *[1] * (vectors.dim() - 1))
+    return torch.where(there, variants[:, None], vectors[None]).flatten(0, 1)
 
 
 def _baselines(trace: Trace, entrance: Entrance, kind: Literal["pad", "mask", "zero"]) -> dict[Strand, Tensor]:

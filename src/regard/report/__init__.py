@@ -19,7 +19,7 @@ from regard.audited import Audit, refusals
 from regard.draw.picture import plain
 from regard.judging import CRITERIA
 from regard.report.packing import MOST, SHARE
-from regard.report.sections import appendix, audited, cards, examples, limits, matrix, trials
+from regard.report.sections import appendix, audited, cards, examples, limits, matrix, trials, unit
 from regard.report.wording import MARKS
 
 HERE = Path(__file__).parent / "templates"
@@ -50,7 +50,7 @@ def page(audit: Audit) -> str:
         about=audited(audit), cards=judged, rules=[(one.name, one.rule) for one in CRITERIA], limits=limits(audit),
         trials=tried, matrix=matrix(audit), refused=refused, examples=examples(audit, maps), marks=MARKS,
         adversarial=[shown for trial in tried for one in trial["findings"] for shown in one["shown"]],
-        appendix=appendix(audit), packed=f"{packed}, each rounded to 1/255.{shortened}",
+        appendix=appendix(audit), unit=unit(audit), packed=f"{packed}, each rounded to 1/255.{shortened}",
     )  # fmt: skip
 
 

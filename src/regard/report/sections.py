@@ -14,7 +14,7 @@ import pandas as pd
 
 from regard.audited import Audit
 from regard.draw.picture import plain
-from regard.finding import MOST_ROWS, Finding, readable
+from regard.finding import MOST_ROWS, Finding, of_columns, readable
 from regard.judging import CANNOT_TELL
 from regard.report.pictures import chart, gauge
 from regard.report.wording import SHORT, number, sentence, setting, small, stated
@@ -49,12 +49,21 @@ def cards(audit: Audit) -> list[dict[str, Any]]:
             outcome = verdict[criterion.name]
             rows.append({
                 "name": criterion.name, "asks": criterion.asks, "rule": criterion.rule, "outcome": outcome,
-                "sentence": sentence(criterion, outcome, evidence), "apart": not criterion.faithfulness,
+                "sentence": _worded(audit, sentence(criterion, outcome, evidence)), "apart": not criterion.faithfulness,
                 "gauges": [_gauge(one, title, drawn) for one in evidence],
             })  # fmt: skip
         others = [{"trial": one.trial, "outcome": one.outcome} for one in verdict.besides]
         made.append({"title": plain(title), "rows": rows, "untested": untested, "others": others})
     return made
+
+
+def unit(audit: Audit) -> str:
+    """What explanations give numbers to."""
+    return "columns" if audit.about.get("kind") == "table" else "words"
+
+
+def _worded(audit: Audit, text: str) -> str:
+    return of_columns(text) if unit(audit) == "columns" else text
 
 
 def limits(audit: Audit) -> list[str]:
@@ -112,11 +121,11 @@ def examples(audit: Audit, maps: Iterable[str]) -> list[dict[str, Any]]:
     return [
         {
             "name": plain(one["example"]), "predicted": plain(one["predicted"]), "target": plain(one["target"]),
-            "begins": plain(" ".join(map(str, one["words"][:8]))[:60]),
+            "begins": plain(" ".join(_told(one)[:8])[:60]),
             "label": None if one.get("label") is None else plain(one["label"]),
             "value": None if one.get("value") is None else f"{one.get('of', 'probability')} {one['value']:.3f}",
             "refused": [(plain(title), plain(why)) for title, why in one.get("refused", {}).items()],
-            "lines": [{"title": plain(title), "words": _shaded(one["words"], scores)}
+            "lines": [{"title": plain(title), "words": _shaded(_told(one), scores)}
                       for title, scores in one["scores"].items()],
             "panels": [_panel(panel, known) for panel in one.get("panels", ())],
         }
@@ -187,6 +196,13 @@ def _shade(value: float, top: float) -> str:
     """A class of the style sheet: p0 to p10 for positive values, n1 to n10 for negative ones."""
     step = round(SHADES * min(abs(value) / top, 1.0)) if top and np.isfinite(value) else 0
     return f"{'n' if value < 0 and step else 'p'}{step}"
+
+
+def _told(one: Mapping[str, Any]) -> list[str]:
+    """The words of an example; of a table its columns with what they hold."""
+    if "cells" not in one:
+        return [*map(str, one["words"])]
+    return [f"{name} = {cell}" for name, cell in zip(one["words"], one["cells"], strict=True)]
 
 
 def _shaded(words: Sequence[str], scores: Sequence[float]) -> list[dict[str, str]]:

@@ -11,11 +11,12 @@ from regard.subjects.loading import task_of
 from regard.subjects.module import module
 from regard.subjects.pooled import pooled
 from regard.subjects.seq2seq import seq2seq
+from regard.subjects.tabular import tabular
 from regard.subjects.text import text
 from regard.subjects.tokens import OverLimit
 from regard.types import Subject
 
-__all__ = ["causal", "image", "module", "open_subject", "pooled", "seq2seq", "text"]
+__all__ = ["causal", "image", "module", "open_subject", "pooled", "seq2seq", "tabular", "text"]
 
 
 def open_subject(model: str | Path, *, over_limit: OverLimit = "error", trust_remote_code: bool = False) -> Subject:

@@ -81,10 +81,18 @@ def score(head: Head, output: Tensor, target: Targets, of: Of) -> Score:
             "subject.similarity(…), to another input, is a ready-made one."
         )
     columns = head.columns(output, of)
+    entries = one_by_one(target, len(columns))
+    if not any(isinstance(entry, tuple) or callable(entry) for entry in entries):  # all at once: tables have many rows
+        said, width = columns.argmax(-1).tolist(), columns.shape[1]
+        places = [
+            place if entry is None else _column(head, entry, width) for place, entry in zip(said, entries, strict=True)
+        ]
+        chosen = columns.gather(1, torch.tensor(places, device=columns.device)[:, None])[:, 0]
+        return Score(chosen, tuple(map(head.name, places)), tuple(places))
     values: list[Tensor] = []
     names: list[str] = []
     indices: list[int | None] = []
-    for row, entry in zip(columns, one_by_one(target, len(columns)), strict=True):
+    for row, entry in zip(columns, entries, strict=True):
         if callable(entry):
             raise WrongTarget("target: a function takes the whole output; pass it alone, not in a list.")
         if isinstance(entry, tuple):

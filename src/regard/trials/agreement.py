@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
+import torch
 
 from regard import measures
-from regard.cases import Case, Part
-from regard.errors import InputError, true_or_false, within
+from regard.attention.running import batch_of, undisturbed
+from regard.cases import Array, Case, Part
+from regard.errors import InputError, NoGradient, NotServed, true_or_false, within
 from regard.finding import Finding, above, level, said
 from regard.measures import bootstrap
+from regard.measures.ranks import spearman_drawn
+from regard.training import inputs_of
+from regard.types import JOIN
 
 CLAIM = "The explanation ranks words as references do: at least half as alike as two references rank them."
 REFERENCE = "Half of how alike gradient and leave_one_out rank words, and how alike random numbers do."
@@ -26,6 +31,12 @@ PAIRS = {
     "gradient": ("method", "gradient"), "leave_one_out": ("method", "leave_one_out"), "ceiling": REFERENCES,
     "random_gradient": ("random", "gradient"), "random_leave_one_out": ("random", "leave_one_out"),
 }  # fmt: skip
+# Of tables, whose columns have an order over all examples, too.
+OF_TABLES = PAIRS | {
+    "permutation": ("method", "permutation"), "integrated_gradients": ("method", "integrated_gradients"),
+    "random_permutation": ("random", "permutation"), "permutation_leave_one_out": ("permutation", "leave_one_out"),
+}  # fmt: skip
+REPEATS = 5  # cells of other rows that are put in the place of each
 SIGNIFICANT = 0.05
 DRAWS = 500  # of examples, for rankings of all of them together
 
@@ -34,6 +45,11 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
     """Kendall's τ of the sizes of scores with those of gradient and leave_one_out, beside the τ of these two.
 
     NOTE[DIFF] Jain & Wallace let an undefined τ make the mean undefined; here it is counted and left out.
+
+    Of tables the table "global" has Spearman's ρ of the columns' mean sizes over all examples with those of gradient,
+    leave_one_out, integrated_gradients and random permutation (how far the output moves when a cell is that of another
+    row), with intervals over examples. Only ranks are meaningful. `regard.importance.over_seeds` takes these tables of
+    several trained models.
 
     Args:
         case: what is on trial.
@@ -56,8 +72,9 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
         for pair, (one, other) in PAIRS.items():
             found = [measures.agreement(x, y) for x, y in zip(sizes[one], sizes[other], strict=True)]
             columns |= {_column(measure, pair): [row[measure] for row in found] for measure in found[0]}
-        if case.kind == "table":  # columns are the same in all examples, so that their means have an order, too
+        if case.kind == "table":
             names = [features.words for features in part.features]
+            sizes |= _of_tables(part)
             columns["sizes"] = [
                 {who: dict(zip(of, some[at], strict=True)) for who, some in sizes.items()}
                 for at, of in enumerate(names)
@@ -85,7 +102,7 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
     titles = {pair: " – ".join(name if one == "method" else one for one in both) for pair, both in PAIRS.items()}
     tables = {"pairs": _pairs(values, titles, case.seed), "by class": _by_class(values, titles)}
     if case.kind == "table":
-        tables["global"] = _global([*values.pop("sizes")], titles, case.seed)
+        tables["global"] = _global([*values.pop("sizes")], name, case.seed)
     sentence = (
         f"{name} ranks words as {' and '.join(judged)} with Kendall's τ {said(interval)}, mean of {interval.n} examples"
         + "; with itself it is not compared" * (len(judged) < 2)
@@ -137,20 +154,44 @@ def _by_class(values: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _global(sizes: Sequence[Mapping[str, Mapping[str, float]]], titles: Mapping[str, str], seed: int) -> pd.DataFrame:
+def _of_tables(part: Part) -> dict[str, list[Array]]:
+    """Of each example what more references give its columns."""
+    found = {"permutation": _permuted(part)}
+    try:
+        asked = part.scores({"ig": part.case.ask("integrated_gradients")})
+        found["integrated_gradients"] = [np.abs(one) for one in asked["ig"]]
+    except (NotServed, NoGradient) as problem:
+        part.notes["no integrated_gradients"] = str(problem)
+    return found
+
+
+def _permuted(part: Part) -> list[Array]:
+    """Of each example how far the output moves when the cell of a column is that of another row; mean over repeats."""
+    case, table = part.case, inputs_of(part.case.examples)
+    rows = table.iloc[part.places]
+    seeds = [[case.seed, zlib.crc32(name.encode(errors="surrogatepass"))] for name in part.ids]
+    others = np.array([np.random.default_rng(seed).integers(len(table), size=REPEATS) for seed in seeds])
+    groups = [[word] if word in table else word.split(JOIN) for word in part.features[0].words]
+    outputs = []
+    with torch.no_grad(), undisturbed(case.subject.model):
+        for places in others.T:
+            for columns in groups:
+                mixed = rows.assign(**{one: table[one].to_numpy()[places] for one in columns})
+                outputs.append(case.subject.forward(batch_of(case.subject, mixed)))
+    moved = part.moved(torch.stack(outputs)).reshape(REPEATS, len(groups), -1)
+    return [*moved.mean(0).T]
+
+
+def _global(sizes: Sequence[Mapping[str, Mapping[str, float]]], name: str, seed: int) -> pd.DataFrame:
     """Spearman's ρ of the columns' mean sizes; intervals are over the examples, drawn again."""
     count = len(sizes)
     # How often each example is there: once, and as often as it is drawn. (draw, example) @ (example, column)
     times = np.vstack([np.ones(count), np.random.default_rng(seed).multinomial(count, [1 / count] * count, DRAWS)])
-    ranks = {}
-    for who in sizes[0]:
-        means = times @ pd.DataFrame([one[who] for one in sizes]).fillna(0.0).to_numpy() / count
-        ranks[who] = rankdata(means, axis=1) - (means.shape[1] + 1) / 2
+    means = {who: times @ pd.DataFrame([one[who] for one in sizes]).to_numpy() / count for who in sizes[0]}
     rows = []
-    for pair, title in titles.items():
-        x, y = (ranks[who] for who in PAIRS[pair])
-        with np.errstate(invalid="ignore"):  # columns that are all alike have no order
-            found = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
-        low, high = np.quantile(found[1:][~np.isnan(found[1:])], [0.025, 0.975])
-        rows.append({"pair": title, "spearman": found[0], "low": low, "high": high, "n": count})
+    for both in OF_TABLES.values():
+        title = [name if one == "method" else one for one in both]
+        if title[0] != title[1] and {*both} <= {*means}:
+            found = spearman_drawn(*(means[who] for who in both))
+            rows.append({"pair": " – ".join(title), **found, "n": count})
     return pd.DataFrame(rows)
