@@ -103,7 +103,7 @@ def _translation(
     return Translation(places[0], scaling, places[1], tables)
 
 
-def _must_take(model: Any, numbers: int, cardinalities: tuple[int, ...], schema: Schema) -> None:
+def _must_take(model: Any, schema: Schema, numbers: int, cardinalities: tuple[int, ...]) -> None:
     """Refuse a model of another table: torch would run many of them all the same, on other columns' weights."""
     if (numbers, cardinalities) != (len(schema.numbers), schema.cardinalities):
         raise SubjectError(
@@ -117,19 +117,19 @@ def _rtdl(model: Any, schema: Schema) -> Adapter:
     """FT-Transformer of rtdl_revisiting_models: [CLS], numbers, categories."""
     tables = () if model.cat_embeddings is None else model.cat_embeddings.embeddings
     numbers = 0 if model.cont_embeddings is None else len(model.cont_embeddings.weight)
-    _must_take(model, numbers, tuple(one.num_embeddings for one in tables), schema)
+    _must_take(model, schema, numbers, tuple(one.num_embeddings for one in tables))
     return Adapter(_called_or_none, (None, *schema.numbers, *schema.categories), "first")
 
 
 def _tabtransformer(model: Any, schema: Schema) -> Adapter:
     """Ours: categories; all of their states are read."""
-    _must_take(model, *model.takes, schema)
+    _must_take(model, schema, *model.takes)
     return Adapter(_called, schema.categories, "mean", ONLY_CATEGORIES)
 
 
 def _saint(model: Any, schema: Schema) -> Adapter:
     """Ours: [CLS], numbers, categories. Where it looks at other rows it mixes the columns of each: all are read."""
-    _must_take(model, *model.takes, schema)
+    _must_take(model, schema, *model.takes)
     readout: Reading = "first" if model.attention == "columns" else "mean"
     return Adapter(_called, (None, *schema.numbers, *schema.categories), readout)
 
