@@ -6,6 +6,7 @@ Models are small and untrained; oracles are the models themselves, called by han
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from itertools import product
 
 import networkx as nx
@@ -303,6 +304,17 @@ def test_leaving_a_column_out_puts_the_mean_or_missing_in_its_place(fill):
         assert np.allclose(found, apart.detach().numpy(), atol=1e-6)
 
 
+def test_the_gradient_of_a_number_is_by_the_number_itself():
+    subject = made("ft")
+    model, cells = subject.model.eval(), SCHEMA.encode(FRAME)
+    numbers = torch.tensor(cells.numbers, requires_grad=True)
+    best = model(numbers, torch.tensor(cells.codes)).softmax(-1).max(-1).values
+    (slope,) = torch.autograd.grad(best.sum(), [numbers])
+    for row, why in enumerate(regard.explain(subject, FRAME, method="gradient")):
+        found = why.words().set_index("word")["score"]
+        assert found[[*SCHEMA.numbers]].tolist() == pytest.approx((slope * numbers)[row].abs().tolist(), abs=1e-6)
+
+
 @pytest.mark.parametrize("name", ["ft", "tab", "saint"])
 def test_integrated_gradients_begin_at_means_and_missing_categories(name):
     subject = made(name)
@@ -356,6 +368,8 @@ def test_a_row_has_its_own_gradient_and_not_what_it_did_to_others():
     batch = subject.encode(FRAME)
     traced = regard.trace(subject, batch, gradients=True, of="logit")
     vectors = Entrance(subject, batch).vectors["rows"]
+    empty = replace(batch, inputs={name: torch.zeros_like(cells) for name, cells in batch.inputs.items()})
+    nothing = Entrance(subject, empty).vectors["rows"]
     entered = {row: why.scores for row, why in enumerate(regard.explain(subject, FRAME, method="gradient", of="logit"))}
     seen = []
     hooks = [block.out.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in model.blocks]
@@ -371,7 +385,7 @@ def test_a_row_has_its_own_gradient_and_not_what_it_did_to_others():
             assert torch.allclose(traced.sites[place].gradients()[row], apart, atol=1e-10)
         leaf = vectors.clone().requires_grad_()
         (slope,) = torch.autograd.grad(Entrance(subject, batch).run({"rows": leaf})[row, traced.target[row]], [leaf])
-        assert np.allclose(entered[row], (slope * vectors)[row].sum(-1).abs().numpy(), atol=1e-6)
+        assert np.allclose(entered[row], (slope * (vectors - nothing))[row].sum(-1).abs().numpy(), atol=1e-6)
     assert not torch.allclose(slope[0], torch.zeros_like(slope[0]))  # others do move it
 
 

@@ -21,7 +21,7 @@ from regard.attention.paths import Strand
 from regard.attention.running import must_differentiate, uncompiled, undisturbed
 from regard.attention.shadowing import shadowing
 from regard.errors import NoGradient, NotServed
-from regard.types import Batch, Scores, Subject
+from regard.types import Batch, How, Scores, Source, Subject
 
 IDS = ("input_ids", "ids")  # of the source where there is one, and then
 PRODUCED = ("decoder_input_ids",)
@@ -66,6 +66,20 @@ class Entrance:
     def mixes(self) -> bool:
         """Whether the examples of the batch look at each other."""
         return len(self.batch) > 1 and getattr(self.subject, "mixes", False)
+
+    def emptied(self, how: How) -> Vectors:
+        """The vectors of the input without its words; special tokens and padding stay. Of two sequences the source's."""
+        strand: Strand = "rows" if self.batch.source is None else "source"
+        words = _words(self.batch.source or self.batch)
+        instead = Entrance(self.subject, self.subject.without(self.batch, words, how)).vectors
+        return {
+            name: one.where(words[..., None], self.vectors[name]) for name, one in instead.items() if name == strand
+        }
+
+    def zeroed(self) -> Vectors:
+        """Zeros in the place of words, in all sequences."""
+        sequences: dict[Strand, Any] = {"rows": self.batch, "source": self.batch.source}
+        return {name: one.masked_fill(_words(sequences[name])[..., None], 0) for name, one in self.vectors.items()}
 
     def _shadowed(self, states: _States) -> AbstractContextManager[None]:
         inner = list(self.subject.model.modules())[1:]
@@ -166,6 +180,14 @@ class _States:
                 if strand in self.given:
                     flat[place] = (self.given[strand].transpose(0, 1) if flip else self.given[strand]).clone()
                 return
+
+
+def _words(sequence: Batch | Source) -> Tensor:
+    """``(example, row)``: where the tokens of words are."""
+    found = torch.zeros_like(sequence.real)
+    for example, features in enumerate(sequence.features):
+        found[example, [row for rows in features.rows_of_words for row in rows]] = True
+    return found
 
 
 def _ids(batch: Batch, names: tuple[str, ...], real: Tensor) -> list[Tensor]:

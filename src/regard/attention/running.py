@@ -83,8 +83,9 @@ def own_gradients(
             Every value is differentiated by itself, so that no example has what it did to others; otherwise None.
     """
     if folds is None:
-        return [*torch.autograd.grad(values.sum(), leaves, allow_unused=True)]
-    alone = [torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True) for value in values]
+        return [*torch.autograd.grad(values, leaves, torch.ones_like(values), allow_unused=True)]
+    each = torch.eye(len(values)).to(values)
+    alone = [torch.autograd.grad(values, leaves, one, allow_unused=True, retain_graph=True) for one in each]
     found: list[Tensor | None] = []
     for leaf, (fold, axis), every in zip(leaves, folds, zip(*alone, strict=True), strict=True):
         if all(one is None for one in every):

@@ -27,7 +27,9 @@ def gradient(trace: Trace, *, norm: Literal["dot", "l2"] = "dot", through_attent
     """Gradient × input of each token's embedding x, without positions: ``(example, row)``.
 
     NOTE[DIFF] scores are not divided by their sum. In models that embed no tokens (pictures, tables) x is the first
-    state of the rows.
+    state of the rows. Of tables it is counted from the state of a cell that is taken out (the mean, or "missing"): for
+    a number that is the gradient by the standardised number times that number, while the state itself is mostly what
+    tells its column from others.
 
     Args:
         trace: what was traced, with a target.
@@ -53,5 +55,8 @@ def gradient(trace: Trace, *, norm: Literal["dot", "l2"] = "dot", through_attent
         slope = at_least_float(slope)
         return (slope * x).sum(-1).abs() if norm == "dot" else slope.norm(dim=-1)
 
-    sizes = {name: size(x.detach(), slope) for (name, x), slope in zip(leaves.items(), found, strict=True)}
+    inputs = {name: x.detach() for name, x in leaves.items()}
+    if (origin := getattr(trace.subject, "origin", None)) is not None:
+        inputs |= {name: inputs[name] - start for name, start in entrance.emptied(origin).items()}
+    sizes = {name: size(x, slope) for (name, x), slope in zip(inputs.items(), found, strict=True)}
     return entrance.scores(sizes)

@@ -12,7 +12,7 @@ from regard.attention.entrance import Entrance
 from regard.attention.paths import Strand
 from regard.erasing import Values
 from regard.errors import NoGradient, NotServed, OptionError, choose, whole_numbers
-from regard.types import Batch, Scores, Source
+from regard.types import Scores
 
 FAMILY = "reference"
 NEEDS = ("gradients", "reruns")
@@ -44,7 +44,7 @@ def integrated_gradients(trace: Trace, *, baseline: Literal["pad", "mask", "zero
     if steps < 1:
         raise OptionError(f"steps={steps} must be 1 or more.")
     values, entrance = Values(trace), Entrance(trace.subject, trace.batch)
-    starts = _baselines(trace, entrance, baseline)
+    starts = _baselines(entrance, baseline)
     every = [*range(len(trace.batch))]
 
     def integral(some: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -80,31 +80,12 @@ def _among(vectors: Tensor, example: int, variants: Tensor) -> Tensor:
     return torch.where(there, variants[:, None], vectors[None]).flatten(0, 1)
 
 
-def _baselines(trace: Trace, entrance: Entrance, kind: Literal["pad", "mask", "zero"]) -> dict[Strand, Tensor]:
+def _baselines(entrance: Entrance, kind: Literal["pad", "mask", "zero"]) -> dict[Strand, Tensor]:
     """Of each sequence that has one; special tokens and padding are their own."""
-    batch, vectors = trace.batch, entrance.vectors
-    if kind == "zero":
-        sequences: dict[Strand, Batch | Source | None] = {"rows": batch, "source": batch.source}
-        instead = {name: torch.zeros_like(one) for name, one in vectors.items()}
-    else:
-        sequences = {"rows": batch} if batch.source is None else {"source": batch.source}
-        try:
-            without = trace.subject.without(batch, _ordinary(batch.source or batch), kind)
-        except NotServed:
-            raise NotServed(f"baseline={kind!r}: this subject has none. Use another; there is always 'zero'.") from None
-        instead = Entrance(trace.subject, without).vectors
-    found = {
-        name: instead[name].where(_ordinary(one)[..., None], vectors[name])
-        for name, one in sequences.items() if one and name in vectors
-    }  # fmt: skip
+    try:
+        found = entrance.zeroed() if kind == "zero" else entrance.emptied(kind)
+    except NotServed:
+        raise NotServed(f"baseline={kind!r}: this subject has none. Use another; there is always 'zero'.") from None
     if not found:
         raise NotServed(f"baseline={kind!r}: the source enters the model as no vectors. Use baseline='zero'.")
     return found
-
-
-def _ordinary(sequence: Batch | Source) -> Tensor:
-    """``(example, row)``: where the tokens of words are."""
-    ordinary = torch.zeros_like(sequence.real)
-    for example, features in enumerate(sequence.features):
-        ordinary[example, [row for rows in features.rows_of_words for row in rows]] = True
-    return ordinary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -45,6 +45,7 @@ class TabularSubject:
     features: Features
     columns: tuple[tuple[int, ...], ...]  # of each row of attention the columns that it stands for, by their numbers
     fill: Encoded  # what stands in for cells that are taken out
+    origin: ClassVar[How] = "mask"  # such a cell is where vectors are counted from
 
     __repr__ = described
 
