@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-trials browser clean
+.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-tables bench-trials browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,9 @@ bench-sst: $(VENV)/.ready
 
 bench-rationales: $(VENV)/.ready
 	$(BIN)/python benchmarks/plausibility.py
+
+bench-tables: $(VENV)/.ready
+	$(BIN)/python benchmarks/tables.py
 
 bench-trials: $(VENV)/.ready
 	$(BIN)/python benchmarks/trying.py

@@ -294,4 +294,5 @@ def load(folder: str | Path) -> Any:
             "Pass a folder that an estimator's save() wrote."
         ) from problem
     one.model_.to(one.device).eval()
+    one.folder_ = str(folder)
     return one

@@ -375,7 +375,7 @@ def _traces_of_tokens(job: Job, batch: Batch, rows: list[int], tokens: list[int]
 
 def model_of(subject: Subject) -> dict[str, str]:
     """The model's class, and the name or path that it was loaded from."""
-    name = getattr(getattr(subject.model, "config", None), "_name_or_path", "")
+    name = getattr(subject, "name", "") or getattr(getattr(subject.model, "config", None), "_name_or_path", "")
     return {"class": type(subject.model).__name__, "name": str(name)}
 
 

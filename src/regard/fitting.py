@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -58,7 +58,8 @@ class TabularEstimator(BaseEstimator):  # type: ignore[misc]
 
         labels = [str(name) for name in self.classes_] if hasattr(self, "classes_") else None
         output: Any = "regression" if labels is None else "softmax"
-        return tabular(self.model_, self.schema_, labels=labels, output=output)
+        found = tabular(self.model_, self.schema_, labels=labels, output=output)
+        return replace(found, name=getattr(self, "folder_", type(self).__name__))
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors`` and ``estimator.json`` into a folder; `load` reads them."""

@@ -68,7 +68,7 @@ class Entrance:
         return len(self.batch) > 1 and getattr(self.subject, "mixes", False)
 
     def emptied(self, how: How) -> Vectors:
-        """The vectors of the input without its words; special tokens and padding stay. Of two sequences the source's."""
+        """The input without its words; special tokens and padding stay. Of two sequences the source's vectors."""
         strand: Strand = "rows" if self.batch.source is None else "source"
         words = _words(self.batch.source or self.batch)
         instead = Entrance(self.subject, self.subject.without(self.batch, words, how)).vectors

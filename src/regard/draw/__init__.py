@@ -1,7 +1,7 @@
 """Pictures: arrays and labels in; shaded text, charts, maps and pages out. Knows no torch."""
 
 from regard.draw.charts import bars, gauge, heads_grid, intervals, token_map
-from regard.draw.columns import head_lines, interval_bars, rank_map
+from regard.draw.columns import column_bars, column_ranks, head_lines, interval_bars, rank_map
 from regard.draw.maps import image_map
 from regard.draw.page import page
 from regard.draw.picture import Picture
@@ -12,6 +12,8 @@ from regard.draw.words import shaded_html, shaded_terminal, text_line
 __all__ = [
     "Picture",
     "bars",
+    "column_bars",
+    "column_ranks",
     "cumulative",
     "densities",
     "gauge",

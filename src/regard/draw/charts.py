@@ -118,7 +118,7 @@ def gauge(
         for at, (of, name, value, least, most, text)
         in enumerate(zip(names, shown, array, lows, highs, said, strict=True))
     ]  # fmt: skip
-    axis = alt.Axis(title=None, tickCount=4, labelFontSize=10, format="~g")
+    axis = alt.Axis(title=None, tickCount=4, labelFontSize=10, labelSeparation=6, format="~g")
     across = alt.X("value:Q", scale=alt.Scale(zero=False, padding=8, nice=True), axis=axis)
     left = alt.Axis(
         title=None, labelLimit=NAME - 4, labelFontSize=11, ticks=False, domain=False, minExtent=NAME, maxExtent=NAME

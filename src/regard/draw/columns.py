@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import altair as alt
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from regard.draw.picture import INK, POSITIVE, Picture, finite, keys, one_each, table
 from regard.draw.plots import DASHES, PALETTE
 from regard.errors import OptionError
 
+MOST = 30  # columns that are drawn
 CELL, ROW, BAND = 64, 24, 90  # pixels: how wide a cell of a map is, how high a row, and a band of lines
 
 
@@ -46,7 +48,39 @@ def interval_bars(
         for end in ("low", "high")
     ]
     chart: alt.LayerChart = alt.LayerChart(layer=[bars, ends, *ticks]).configure_view(stroke=None)
-    return Picture(chart.properties(width=480, height=ROW * len(rows)), array, title, caption)
+    return Picture(chart.properties(width=360, height=ROW * len(rows)), array, title, caption)
+
+
+def column_bars(data: pd.DataFrame, *, title: str, caption: str, top: int = MOST) -> Picture:
+    """The columns by whoever is first in a table with "column", "by", "value", "low" and "high".
+
+    Args:
+        data: a row for each column and who ranks it, the most important first.
+        title: what is shown.
+        caption: how to read it.
+        top: how many columns are drawn.
+    """
+    some = data[data["by"] == data["by"].iloc[0]]
+    more = f" The first {top} of {len(some)}." if len(some) > top else ""
+    some = some[:top]
+    ends = [some[end].to_numpy() for end in ("value", "low", "high")]
+    return interval_bars(some["column"].tolist(), *ends, title=title, caption=caption + more)
+
+
+def column_ranks(data: pd.DataFrame, *, title: str, caption: str, top: int = MOST) -> Picture:
+    """Columns × who ranks them, of a table with "column", "by" and "rank"; in the order of the first.
+
+    Args:
+        data: a row for each column and who ranks it, the most important first.
+        title: what is shown.
+        caption: how to read it.
+        top: how many columns are drawn.
+    """
+    ranks = data.pivot(index="column", columns="by", values="rank")
+    who, every = data["by"].unique().tolist(), data["column"].unique().tolist()
+    more = f" The first {top} of {len(every)}." if len(every) > top else ""
+    shown = ranks.loc[every[:top], who]
+    return rank_map(shown.to_numpy(), every[:top], who, title=title, caption=caption + more)
 
 
 def rank_map(ranks: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, title: str, caption: str) -> Picture:

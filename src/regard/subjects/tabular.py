@@ -45,6 +45,7 @@ class TabularSubject:
     features: Features
     columns: tuple[tuple[int, ...], ...]  # of each row of attention the columns that it stands for, by their numbers
     fill: Encoded  # what stands in for cells that are taken out
+    name: str = ""  # of the model, or where it was loaded from
     origin: ClassVar[How] = "mask"  # such a cell is where vectors are counted from
 
     __repr__ = described

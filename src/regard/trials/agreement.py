@@ -39,6 +39,15 @@ OF_TABLES = PAIRS | {
 REPEATS = 5  # cells of other rows that are put in the place of each
 SIGNIFICANT = 0.05
 DRAWS = 500  # of examples, for rankings of all of them together
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "columns, overall": {
+        "kind": "column_bars", "table": "columns",
+        "caption": "Mean size over examples, with its interval. Only the order is meaningful.",
+    },
+    "columns, by method": {
+        "kind": "column_ranks", "table": "columns", "caption": "Ranks over all examples: 1 is the most important.",
+    },
+}  # fmt: skip
 
 
 def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float = 0.5) -> Finding:
@@ -46,10 +55,10 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
 
     NOTE[DIFF] Jain & Wallace let an undefined τ make the mean undefined; here it is counted and left out.
 
-    Of tables the table "global" has Spearman's ρ of the columns' mean sizes over all examples with those of gradient,
+    Of tables the table "columns" has the columns' mean sizes over all examples, by the explanation and by gradient,
     leave_one_out, integrated_gradients and random permutation (how far the output moves when a cell is that of another
-    row), with intervals over examples. Only ranks are meaningful. `regard.importance.over_seeds` takes these tables of
-    several trained models.
+    row), and "global" Spearman's ρ of these rankings, with intervals over examples. Only ranks are meaningful.
+    `regard.importance.over_seeds` takes the tables "global" of several trained models.
 
     Args:
         case: what is on trial.
@@ -101,27 +110,36 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
         supported = False
     titles = {pair: " – ".join(name if one == "method" else one for one in both) for pair, both in PAIRS.items()}
     tables = {"pairs": _pairs(values, titles, case.seed), "by class": _by_class(values, titles)}
+    charts: dict[str, dict[str, Any]] = {
+        "τ by class": {
+            "kind": "densities", "by": "predicted",
+            "x": {name: "tau", "references with each other": "ceiling", "random numbers": "random"},
+            "caption": "How many examples have which τ. Further to the right is more alike.",
+        },
+    }  # fmt: skip
+    together = ""
     if case.kind == "table":
-        tables["global"] = _global([*values.pop("sizes")], name, case.seed)
+        means = _means([*values.pop("sizes")], case.seed)
+        tables |= {"columns": _columns(means, name), "global": _global(means, name, len(values))}
+        charts = _COLUMNS | charts
+        rho = tables["global"].set_index("pair").loc[f"{name} – permutation"]
+        if not np.isnan(rho["spearman"]):
+            together = (
+                " Over all examples together it ranks the columns as permuting them does with Spearman's ρ "
+                f"{rho['spearman']:.3f} [{rho['low']:.3f}, {rho['high']:.3f}]; only ranks are meaningful."
+            )
     sentence = (
         f"{name} ranks words as {' and '.join(judged)} with Kendall's τ {said(interval)}, mean of {interval.n} examples"
         + "; with itself it is not compared" * (len(judged) < 2)
         + f". These references agree with each other by {said(ceiling)}, {of_ceiling:.0%} of which is asked for, and "
         f"with random numbers by {said(random)}."
-        + (not yardstick)
-        * " They agree with each other no better than with those, so there is no yardstick."
+        + (not yardstick) * " They agree with each other no better than with those, so there is no yardstick."
+        + together
     )
     return Finding(
         "agreement", "Kendall's τ", interval, margin, supported, sentence, values,
         reference={"ceiling": ceiling, "asked for": level(asked), "random": random}, failed=failed,
-        tables=tables, charts={
-            "τ by class": {
-                "kind": "densities", "by": "predicted",
-                "x": {name: "tau", "references with each other": "ceiling", "random numbers": "random"},
-                "caption": "How many examples have which τ. Further to the right is more alike.",
-            },
-        },
-        settings={**values.attrs["notes"]}, settles=yardstick,
+        tables=tables, charts=charts, settings={**values.attrs["notes"]}, settles=yardstick,
     )  # fmt: skip
 
 
@@ -182,16 +200,35 @@ def _permuted(part: Part) -> list[Array]:
     return [*moved.mean(0).T]
 
 
-def _global(sizes: Sequence[Mapping[str, Mapping[str, float]]], name: str, seed: int) -> pd.DataFrame:
-    """Spearman's ρ of the columns' mean sizes; intervals are over the examples, drawn again."""
+def _means(sizes: Sequence[Mapping[str, Mapping[str, float]]], seed: int) -> dict[str, pd.DataFrame]:
+    """Mean sizes by column: of all examples, and then of examples that are drawn again."""
     count = len(sizes)
     # How often each example is there: once, and as often as it is drawn. (draw, example) @ (example, column)
     times = np.vstack([np.ones(count), np.random.default_rng(seed).multinomial(count, [1 / count] * count, DRAWS)])
-    means = {who: times @ pd.DataFrame([one[who] for one in sizes]).to_numpy() / count for who in sizes[0]}
+    given = {who: pd.DataFrame([one[who] for one in sizes]) for who in sizes[0]}
+    return {who: pd.DataFrame(times @ one.to_numpy() / count, columns=one.columns) for who, one in given.items()}
+
+
+def _columns(means: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
+    """A row for each column and who ranks it: the mean size with its interval, and the rank."""
+    rows = []
+    for who, drawn in means.items():
+        if who == "random" or (who == name and "method" in means):
+            continue
+        ends = drawn[1:].quantile([0.025, 0.975])
+        table = pd.DataFrame({"value": drawn.iloc[0], "low": ends.iloc[0], "high": ends.iloc[1]})
+        table = table.assign(rank=table["value"].rank(ascending=False, method="min")).rename_axis("column")
+        table.insert(0, "by", name if who == "method" else who)
+        rows.append(table.reset_index().sort_values("rank", kind="stable"))
+    return pd.concat(rows, ignore_index=True)
+
+
+def _global(means: Mapping[str, pd.DataFrame], name: str, count: int) -> pd.DataFrame:
+    """Spearman's ρ of the columns' mean sizes; intervals are over the examples, drawn again."""
     rows = []
     for both in OF_TABLES.values():
         title = [name if one == "method" else one for one in both]
         if title[0] != title[1] and {*both} <= {*means}:
-            found = spearman_drawn(*(means[who] for who in both))
+            found = spearman_drawn(*(means[who].to_numpy() for who in both))
             rows.append({"pair": " – ".join(title), **found, "n": count})
     return pd.DataFrame(rows)
