@@ -235,6 +235,26 @@ def test_each_class_is_held_out_by_its_share():
     assert (len(rest), len(held)) == (40, 10)
 
 
+def test_very_many_rows_are_split():
+    for seed in range(3, 6):
+        torch.manual_seed(seed)
+        rest, held = split(torch.zeros(1_000_000), 0.2)
+        assert (len(rest), len(held)) == (800_000, 200_000)
+
+
+def test_a_device_that_is_not_there(tmp_path, caplog):
+    frame, y = table(40)
+    folder = FTTransformerClassifier(**FT, **{**QUICK, "epochs": 1}).fit(frame, y).save(tmp_path / "model")
+    plain = json.loads((folder / "estimator.json").read_text("utf-8"))
+    plain["parameters"]["device"] = "cuda:7"
+    (folder / "estimator.json").write_text(json.dumps(plain), "utf-8")
+    with caplog.at_level(logging.WARNING, "regard"):
+        assert load(folder).predict(frame).shape == (40,)
+    assert "was trained on cuda:7, which is not there: it runs on the CPU" in caplog.text
+    with pytest.raises(errors.OptionError, match="device='cuda:8' is not there"):
+        load(folder, device="cuda:8")
+
+
 def test_seeds():
     frame, y = table(60)
 
@@ -272,6 +292,11 @@ def test_missing_and_unseen_cells():
     embedding = every.model_.cat_embeddings.embeddings[0].weight.detach()
     counts = torch.tensor([(frame["colour"] == colour).sum() for colour in ("blue", "green", "red")]).float()
     torch.testing.assert_close(embedding[0], counts @ embedding[1:] / counts.sum())
+    odd = frame.assign(colour=["mauve", *frame["colour"][1:]])
+    learned = clone(fitted).set_params(validation=None, epochs=1).fit(odd, y)
+    learned._tell_unseen(learned.model_, torch.tensor([[1, 1], [1, 1], [2, 2]]))  # codes 3 and 4 were in no such row
+    embedding = learned.model_.cat_embeddings.embeddings[0].weight.detach()
+    torch.testing.assert_close(embedding[3:], (embedding[1] * 2 / 3 + embedding[2] / 3).expand(2, -1))
     strict = clone(fitted).set_params(unseen="error").fit(frame, y)
     with pytest.raises(errors.InputError, match="'colour' holds 'mauve', which it did not at training"):
         strict.predict(row.assign(colour="mauve"))
@@ -323,6 +348,7 @@ def bad(what):
         "no columns": (frame[[]], y),
         "same name": (frame.set_axis(["a", "a", "b", "c"], axis=1), y),
         "no y": (frame, None),
+        "mixed y": (frame, np.array([y[0], 1, *y[2:]], dtype=object)),
         "times": (frame.assign(size=pd.Timestamp("2020-01-01")), y),
     }[what]
 
@@ -339,6 +365,7 @@ def bad(what):
     ("no columns", "X has 40 rows and 0 columns"),
     ("same name", "X has columns of the same name: 'a'"),
     ("no y", "requires y to be passed"),
+    ("mixed y", "y holds values of kinds that have no order"),
     ("times", "'size' holds times"),
 ])  # fmt: skip
 def test_bad_input(what, said):
@@ -373,6 +400,7 @@ def test_bad_targets_of_a_regression(caplog):
     ({"blocks": 7}, "blocks=7 must be 1 or more, and at most 6"),
     ({"width": 20}, "width=20 must be a multiple of 8"),
     ({"class_weight": "even"}, "class_weight"),
+    ({"class_weight": {"no": 0.0, "yes": 1.0}}, "must be above 0. Leave out rows that do not count"),
     ({"learning_rate": 1e30}, "the loss became nan in epoch .*. Lower learning_rate=1e\\+30"),
 ])  # fmt: skip
 def test_bad_options(options, said):

@@ -171,9 +171,8 @@ def test_columns_that_no_row_stands_for_are_absent():
     assert found.absent["age"] in found.note
     assert found.plot().values.shape == (1,)
     assert "–" in found.plot("methods").svg()
-    alike = found.agreement(pd.Series([1.0, 2, 3, 4], index=frame.columns))
-    assert alike["columns"].tolist() == [1] * 5
-    assert alike["spearman"].isna().all()  # one column has no order
+    with pytest.raises(errors.InputError, match="average gives all 1 columns the same number: it ranks none"):
+        found.agreement(pd.Series([1.0, 2, 3, 4], index=frame.columns))
 
 
 def test_methods_that_are_refused_are_listed_with_the_reason(subject):
@@ -195,7 +194,7 @@ def test_references_among_the_methods(subject):
     found = feature_importance(subject, frame, methods=methods, draws=20)
     label = "integrated_gradients steps=8"
     for name, options in (("leave_one_out", {}), ("integrated_gradients", {"steps": 8})):
-        whys = regard.explain(subject, frame, method=name, **options)
+        whys = regard.explain(subject, frame, method=name, of="probability", **options)
         sizes = [np.abs(why.words().set_index("word").loc[[*frame.columns], "score"]) for why in whys]
         known = found.wide()[label if options else name].loc[[*frame.columns]]
         np.testing.assert_allclose(known, np.mean(sizes, axis=0), rtol=1e-6)
@@ -253,7 +252,7 @@ def test_columns_that_share_a_row_are_one():
     np.testing.assert_allclose(
         found.wide().loc["age + hours"], apart.wide().loc[["age", "hours"]].sum(), rtol=1e-9
     )  # fmt: skip
-    held = Reference("r", {"age + hours": ("age", "hours"), "job": ("job",), "gain": ("gain",)}, np.eye(3), 1.0, {})
+    held = Reference("r", {"age + hours": ("age", "hours"), "job": ("job",), "gain": ("gain",)}, np.tri(3), 1.0, {})
     assert found.agreement(held)["columns"].tolist() == [3]
     with pytest.raises(errors.InputError, match=r"groups={'a \+ b'"):
         found.agreement(pd.Series([1.0, 2, 3, 4], index=frame.columns))
@@ -345,6 +344,13 @@ def test_bad_input(subject, found):
         found.agreement()
     with pytest.raises(errors.OptionError, match="references='permutation' is not known"):
         found.agreement("permutation")
+    one = pd.Series(1.0, index=list(frame.columns))
+    with pytest.raises(errors.InputError, match="'reference' is there already"):
+        found.agreement(one, one * 2)
+    with pytest.raises(errors.InputError, match="'rollout' is there already"):
+        found.beside(one.rename("rollout"))
+    with pytest.raises(errors.InputError, match="has 'age' more than once"):
+        found.agreement(pd.Series([1.0, 2.0], index=["age", "age"]))
     with pytest.raises(errors.InputError, match="Pass a Series"):
         found.agreement([1, 2, 3, 4])
     text = regard.pooled(regard.models.toys.decisive())

@@ -86,7 +86,7 @@ def compare(
             counter.advance(len(some))
     settings = {
         "examples": len(chosen), "of": len(dataset), "how": run.how, "bins": list(bins), "seed": seed,
-        "scalar": run.scalar, "skipped_rows": len(dataset.skipped), "left_out": run.left_out,
+        "scalar": run.scalar, "skipped_rows": len(dataset.skipped), "left_out": run.left_out, "kind": dataset.kind,
     }  # fmt: skip
     return summarise(run.numbers, families=run.families, settings=settings, refused=run.refused)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from regard import draw
 from regard.errors import OptionError, choose
+from regard.finding import of_columns
 from regard.measures import agreements, bootstrap, corrected, paired, permutation_p
 from regard.progress import Counter
 from regard.rationales import auprc_by_chance, auprc_by_lot
@@ -136,13 +137,13 @@ class Comparison:
             left_out = f" Left out, their scores being all alike: {', '.join(square.columns[~known])}."
             return draw.token_map(
                 square.loc[names, names].fillna(0.0), names, names, title=f"Agreement of methods: {what}", legend=what,
-                caption=MEASURES[what] + (left_out if not known.all() else ""), axes=("method", "method"),
+                caption=self._said(MEASURES[what]) + (left_out if not known.all() else ""), axes=("method", "method"),
             )  # fmt: skip
         ordered = self.league.sort_values(what, ascending=BETTER[what] < 0)
         level = self.chance if what == "auprc" else None
         return draw.intervals(
             ordered["method"].tolist(), ordered[what], ordered[f"{what}_low"], ordered[f"{what}_high"],
-            title=what, caption=CAPTIONS[what], level=level,
+            title=what, caption=self._said(CAPTIONS[what]), level=level,
         )  # fmt: skip
 
     def to_html(self, path: str | Path) -> Path:
@@ -188,7 +189,11 @@ class Comparison:
         if asked.get("left_out"):
             said.append(f"Left out: {asked['left_out']}.")
         said += [f"Not served: {why}" for why in self.refused.values()]
-        return " ".join(said)
+        return self._said(" ".join(said))
+
+    def _said(self, text: str) -> str:
+        """A sentence about words; of a table about columns."""
+        return of_columns(text) if self.settings.get("kind") == "table" else text
 
     def table(self) -> pd.DataFrame:
         """The league as it is read: a value with its interval in each cell, best comprehensiveness first."""

@@ -283,8 +283,8 @@ def _advice(subject: Subject, found: Trace | None, abilities: list[Ability]) -> 
     formed = [site for site in found.sites if isinstance(site.source, Given) and site.kind != "pool"]
     if formed:
         advice.append(
-            f"{len(formed)} sites form their weights themselves, so memory grows with the square of the length. If the "
-            "model can, load it with attn_implementation='sdpa'."
+            f"{len(formed)} sites form their weights themselves, so memory grows with the square of the length."
+            + " If the model can, load it with attn_implementation='sdpa'." * hasattr(subject.model, "config")
         )
     low, high = (pick(mass) for pick, mass in zip((min, max), zip(*found.check.masses, strict=True), strict=True))
     if low < 0.999:

@@ -41,11 +41,18 @@ class _Classifier(ClassifierMixin, TabularEstimator):  # type: ignore[misc]
         """Learn the class of each row; with a held-out part, until it is recognised no better for a while."""
         frame = self._table(X, fitting=True)
         names = checked_target(y, len(frame), type(self).__name__)
-        check_classification_targets(names)
-        self.classes_, codes = np.unique(names, return_inverse=True)
+        try:
+            check_classification_targets(names)
+            self.classes_, codes = np.unique(names, return_inverse=True)
+        except TypeError as problem:
+            raise InputError(f"y holds values of kinds that have no order: {problem}. Make them all texts.") from None
         if len(self.classes_) < 2:
-            raise InputError(f"y holds one class only, {str(self.classes_[0])!r}: there is nothing to tell apart.")
+            raise InputError(
+                f"y holds one class only, {str(self.classes_[0])!r}: there is nothing to tell apart. Give rows of two."
+            )
         weights = compute_class_weight(self.class_weight, classes=self.classes_, y=names)
+        if not (weights > 0).all():
+            raise OptionError(f"class_weight={self.class_weight!r} must be above 0. Leave out rows that do not count.")
         weight = torch.tensor(weights, dtype=torch.float32, device=self.device)
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -119,7 +126,8 @@ class FTTransformerClassifier(_Classifier, _FTTransformer):
         batch_size: rows in a step.
         learning_rate: of AdamW.
         weight_decay: of AdamW; not of biases, norms and embeddings.
-        validation: share of the rows that is held out for early stopping; None: none, and all epochs are run.
+        validation: share of the rows that is held out for early stopping; None: none, and all epochs are run. Means,
+            scales and categories are those of all rows.
         categories: the columns that are no numbers; None: those of texts, categoricals and booleans.
         unseen: what `predict` does with a category that was not there at training: "unknown" treats it as missing.
         random_state: of the split, the weights, the order of rows and dropout; None: never the same.
@@ -261,11 +269,12 @@ KINDS = {
 }
 
 
-def load(folder: str | Path) -> Any:
+def load(folder: str | Path, *, device: str | None = None) -> Any:
     """The estimator that `save` wrote into a folder, fitted.
 
     Args:
         folder: with ``model.safetensors`` and ``estimator.json``.
+        device: where it is run; None: where it was trained, or else the CPU, with a warning.
     """
     folder = Path(folder)
     try:
@@ -290,9 +299,17 @@ def load(folder: str | Path) -> Any:
         one.model_.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as problem:
         raise NotAModel(
-            f"folder={str(folder)!r} holds no estimator that can be loaded: {type(problem).__name__}: {problem}. "
-            "Pass a folder that an estimator's save() wrote."
+            f"folder={str(folder)!r} holds no estimator that can be loaded: {type(problem).__name__}: "
+            f"{str(problem).splitlines()[0][:160]}. Pass a folder that `regard fit` or an estimator's save() wrote."
         ) from problem
-    one.model_.to(one.device).eval()
+    one.model_.eval()
+    try:
+        one.model_.to(device or one.device)
+        one.device = device or one.device
+    except (AssertionError, RuntimeError) as problem:  # what torch says of a device that is not there
+        if device is not None:
+            raise OptionError(f"device={device!r} is not there: {problem}") from None
+        log.warning("%s was trained on %s, which is not there: it runs on the CPU.", folder, one.device)
+        one.device = "cpu"
     one.folder_ = str(folder)
     return one

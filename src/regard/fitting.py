@@ -59,7 +59,7 @@ class TabularEstimator(BaseEstimator):  # type: ignore[misc]
         labels = [str(name) for name in self.classes_] if hasattr(self, "classes_") else None
         output: Any = "regression" if labels is None else "softmax"
         found = tabular(self.model_, self.schema_, labels=labels, output=output)
-        return replace(found, name=getattr(self, "folder_", type(self).__name__))
+        return replace(found, name=getattr(self, "folder_", type(self).__name__), unseen=self.unseen)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors`` and ``estimator.json`` into a folder; `load` reads them."""
@@ -128,20 +128,20 @@ class TabularEstimator(BaseEstimator):  # type: ignore[misc]
                 model, self._call, inputs, target, parts=parts, loss=loss, quality=quality,
                 groups=self._groups(model), batch_size=batch_size, **course,
             )  # fmt: skip
-        self._tell_missing(model, inputs[1][parts[0]])
+        self._tell_unseen(model, inputs[1][parts[0]])
         self.model_ = model
         return self
 
     @torch.no_grad()
-    def _tell_missing(self, model: nn.Module, codes: Tensor) -> None:
-        """Where no cell was missing, nothing was learned about code 0: it becomes the mean of the others' embeddings.
+    def _tell_unseen(self, model: nn.Module, codes: Tensor) -> None:
+        """Nothing was learned about codes that were in no row that was learned from: they become the others' mean.
 
-        So a category that was never seen, or is taken out, is like a number that is missing: the mean.
+        So a category that was never seen, or is taken out, is like a number that is missing: the mean. Code 0 is one of
+        these where no cell was missing.
         """
         for column, table in enumerate(self._tables(model)):
             counts = codes[:, column].bincount(minlength=len(table)).to(table)
-            if not counts[0]:
-                table[0] = counts @ table / counts.sum()
+            table[counts == 0] = counts @ table / counts.sum()
 
     def _tensors(self, frame: pd.DataFrame) -> list[Tensor]:
         """Numbers and codes."""
@@ -251,7 +251,8 @@ def split(target: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
         places = places[target.bincount()[target[places]] > 1]
     count = min(max(1, round(share * size)), len(places) // 2)
     # every so many places one, so that no class gives more than its share
-    drawn = places[((torch.arange(count) + torch.rand(())) * len(places) / max(count, 1)).long()]
+    steps = (torch.arange(count, dtype=torch.float64) + torch.rand(())) * len(places) / max(count, 1)
+    drawn = places[steps.long().clamp_max(len(places) - 1)]
     is_held = torch.zeros(size, dtype=torch.bool)
     is_held[drawn] = True
     return (~is_held).nonzero().squeeze(-1), is_held.nonzero().squeeze(-1)

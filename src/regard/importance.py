@@ -14,13 +14,13 @@ from torch import Tensor
 from regard import draw
 from regard.attention.running import ROWS_KEPT, batch_of, must_be_subject
 from regard.data import Dataset
-from regard.errors import EmptyInput, InputError, NotServed, OptionError, at_least_one, must_know, non_finite
+from regard.errors import EmptyInput, InputError, NotServed, OptionError, at_least_one, choose, must_know, non_finite
 from regard.explaining import Job, job_for, model_of, traces_for
 from regard.measures import bootstrap
 from regard.measures.ranks import spearman_drawn
 from regard.progress import Counter
 from regard.references import Reference
-from regard.types import Batch, Features, Scores, Subject, Targets
+from regard.types import JOIN, Batch, Features, Of, Scores, Subject, Targets
 
 Method = str | tuple[str, Mapping[str, Any]]
 Array = NDArray[np.float64]
@@ -58,7 +58,8 @@ class Importance:
 
     def __repr__(self) -> str:
         listed = ", ".join(self.means)
-        return f"Importance({len(self.columns)} columns by {listed}; {self.rows:,} rows. {RANKS})"
+        refused = f"; not served: {', '.join(self.refused)}" if self.refused else ""
+        return f"Importance({len(self.columns)} columns by {listed}; {self.rows:,} rows{refused}. {RANKS})"
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -90,7 +91,12 @@ class Importance:
         """
         found = self
         for one in references:
-            held = _referred(one)
+            held = Reference.of(one)
+            if held.name in found.means:
+                raise InputError(
+                    f"references: {held.name!r} is there already. Give one of them another name: series.rename(…), or "
+                    "dataclasses.replace(reference, name=…)."
+                )
             found = found.grouped(held.groups)
             draws = len(next(iter(found.means.values()))) - 1
             places = [[*held.groups].index(name) for name in found.columns]
@@ -104,7 +110,7 @@ class Importance:
 
         Columns that share a row of attention are one already, named "a + b": the group of that name is theirs.
         """
-        parts = {name: [name] if name in self.columns else [*some] for name, some in groups.items()}
+        parts = {name: [name] if JOIN in name and name in self.columns else [*some] for name, some in groups.items()}
         named = [column for some in parts.values() for column in some]
         if sorted(named) != sorted(self.columns):
             odd = sorted({*named} ^ {*self.columns}) or sorted({one for one in named if named.count(one) > 1})
@@ -134,7 +140,7 @@ class Importance:
         Returns:
             A row for each pair: method, reference, spearman, low, high, and how many columns were ranked.
         """
-        given = [one if isinstance(one, str) else _referred(one) for one in references]
+        given = [one if isinstance(one, str) else Reference.of(one) for one in references]
         found = self.beside(*(one for one in given if isinstance(one, Reference)))
         against = [one if isinstance(one, str) else one.name for one in given]
         for name in against:
@@ -148,6 +154,12 @@ class Importance:
             for name in () if method in against or found.families[method] == "reference" else against:
                 x, y = found.means[method], found.means[name]
                 ranked = np.isfinite(x[0]) & np.isfinite(y[0])
+                for who, numbers in ((method, x), (name, y)):
+                    if not np.ptp(numbers[0, ranked]) > 0:
+                        raise InputError(
+                            f"{who} gives all {int(ranked.sum())} columns the same number: it ranks none. Of a "
+                            "reference try more rows, or another scoring, such as 'neg_log_loss'."
+                        )
                 alike = spearman_drawn(x[:, ranked], y[:, ranked])
                 rows.append({"method": method, "reference": name, **alike, "columns": int(ranked.sum())})
         return pd.DataFrame(rows)
@@ -179,7 +191,7 @@ class Importance:
         said = [RANKS]
         for reason in dict.fromkeys(self.absent.values()):
             said += [f"Absent: {', '.join(name for name, why in self.absent.items() if why == reason)} ({reason})."]
-        said += [f"Not served: {why}" for why in self.refused.values()]
+        said += [f"Not served: {why}" for why in dict.fromkeys(self.refused.values())]
         return " ".join(said)
 
     def _repr_html_(self) -> str:
@@ -192,6 +204,7 @@ def feature_importance(
     *,
     methods: Sequence[Method] = METHODS,
     target: Targets = None,
+    of: Of | None = None,
     batch_size: int | None = None,
     draws: int = 200,
     seed: int = 0,
@@ -210,6 +223,8 @@ def feature_importance(
         methods: names from `regard.list_methods`, with options as ``(name, options)``. References take their time:
             "integrated_gradients", "shapley", "leave_one_out".
         target: a class, label, pair or function of the output, for all rows; None: what is predicted for each.
+        of: what is explained of it: "logit", "probability" or "logprob". None: what the paper of an attention method
+            says; references explain what leave_one_out does, so that they can be compared.
         batch_size: how many rows run together; None: as many as are fast.
         draws: of rows, for intervals.
         seed: of the draws, and of methods that draw lots.
@@ -225,7 +240,7 @@ def feature_importance(
     """
     must_be_subject(subject)
     at_least_one("draws", draws)
-    jobs = _jobs(subject, methods, seed)
+    jobs = _jobs(subject, methods, seed, of)
     sums = _Sums(draws, np.random.default_rng(seed))
     listed = len(data) if isinstance(data, (pd.DataFrame, list)) else None
     with Counter("importance of columns", listed) as counter:
@@ -260,15 +275,18 @@ def over_seeds(tables: Sequence[pd.DataFrame], *, seed: int = 0) -> pd.DataFrame
         >>> over_seeds([one, other])[["method", "spearman", "n"]].values.tolist()
         [['rollout', 0.625, 2]]
     """
+    if isinstance(tables, pd.DataFrame) or not all("spearman" in one for one in tables):
+        raise InputError("tables must be a list: of each trained model the table that `Importance.agreement` gave.")
     if not tables:
         raise EmptyInput("tables holds none. Pass one for each trained model.")
     keys = [name for name in ("method", "reference", "pair") if name in tables[0]]
     rows = []
     for names, some in pd.concat(tables).groupby(keys, sort=False):
-        found = bootstrap(some["spearman"], seed=seed)
+        found = bootstrap(some["spearman"], seed=seed).unless_single
         spread = {"deviation": some["spearman"].std(ddof=1), "least": some["spearman"].min()}
         rows.append(
-            dict(zip(keys, names, strict=True)) | {"spearman": found.value, "low": found.low, "high": found.high}
+            dict(zip(keys, names, strict=True))
+            | {"spearman": found.value, "low": found.low, "high": found.high}
             | spread | {"most": some["spearman"].max(), "n": found.n}
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -332,13 +350,17 @@ def _on_words(label: str, scores: Scores, features: Features) -> Array:
     return found
 
 
-def _jobs(subject: Subject, methods: Sequence[Method], seed: int) -> dict[str, Job]:
+def _jobs(subject: Subject, methods: Sequence[Method], seed: int, of: Of | None) -> dict[str, Job]:
     """What is asked, by the name that it has in tables."""
+    if of is not None:
+        choose("of", of, ("logit", "probability", "logprob"))
+    together = of or job_for(subject, "leave_one_out", {}).of
     jobs: dict[str, Job] = {}
     for entry in [methods] if isinstance(methods, str) else methods:
         name, options = (entry, {}) if isinstance(entry, str) else entry
         label = name + "".join(f" {key}={value}" for key, value in options.items())
-        jobs[label] = job_for(subject, name, options, seed)
+        job = job_for(subject, name, options, seed)
+        jobs[label] = job if of is None and job.method.family != "reference" else replace(job, of=together)
     if not jobs:
         raise OptionError("methods is empty. Name at least one of regard.list_methods().")
     return jobs
@@ -359,6 +381,8 @@ def _batches(subject: Subject, data: Any, size: int | None, jobs: Mapping[str, J
 def _encoded(subject: Subject, data: Any) -> Iterator[Batch]:
     if isinstance(data, Dataset):
         data = data.frame()[[*data.columns]]
+    elif hasattr(data, "to_pandas"):
+        data = data.to_pandas()
     if isinstance(data, Iterator):
         for part in data:
             yield from _encoded(subject, part)
@@ -368,14 +392,3 @@ def _encoded(subject: Subject, data: Any) -> Iterator[Batch]:
             yield batch_of(subject, data[rows] if isinstance(data, list) else data.iloc[rows])
     else:
         yield batch_of(subject, data)
-
-
-def _referred(given: Reference | pd.Series[float]) -> Reference:
-    """Numbers for columns as a reference without repeats."""
-    if isinstance(given, Reference):
-        return given
-    if not isinstance(given, pd.Series):
-        raise InputError(f"references: {given!r} is none. Pass a Series with a number for each column, or a name.")
-    groups = {str(name): (str(name),) for name in given.index}
-    name = "reference" if given.name is None else str(given.name)
-    return Reference(name, groups, np.asarray(given, dtype=np.float64)[:, None], np.nan, {})

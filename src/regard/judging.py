@@ -144,8 +144,11 @@ class Verdict:
         lines = list(CANNOT_TELL)
         if self["necessary"] == SAID[False]:
             lines.insert(0, "The model does as well with uniform attention, so the other criteria mean little here.")
+        warned: dict[str, list[str]] = {}
         for name, one in self.findings.items():
-            lines += [f"{name}: {line}" for line in one.warnings]
+            for line in one.warnings:
+                warned.setdefault(line, []).append(name)
+        lines += [f"{', '.join(names)}: {line}" for line, names in warned.items()]
         methods = {_judged(one) for one in self.findings.values() if one.settings}
         if len(methods) > 1:
             lines.append(f"These trials judged different explanations: {', '.join(sorted(methods))}.")

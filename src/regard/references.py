@@ -45,6 +45,20 @@ class Reference:
     score: float
     settings: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, given: Reference | pd.Series[float]) -> Reference:
+        """A number for each column, by name, as a reference without repeats."""
+        if isinstance(given, Reference):
+            return given
+        if not isinstance(given, pd.Series):
+            raise InputError(f"references: {given!r} is none. Pass a Series with a number for each column, or a name.")
+        if not given.index.is_unique:
+            twice = given.index[given.index.duplicated()][0]
+            raise InputError(f"references: {given.name!r} has {twice!r} more than once.")
+        groups = {str(name): (str(name),) for name in given.index}
+        name = "reference" if given.name is None else str(given.name)
+        return cls(name, groups, np.asarray(given, dtype=np.float64)[:, None], np.nan, {})
+
     def __repr__(self) -> str:
         return f"Reference({self.name!r}, {len(self.groups)} columns or groups, score {self.score:.4g})"
 
@@ -53,7 +67,7 @@ class Reference:
         """A row for each column: its name, the mean fall of the score, the interval over repeats, its rank; sorted."""
         rows = []
         for name, falls in zip(self.groups, self.repeats, strict=True):
-            found = bootstrap(falls, seed=int(self.settings.get("seed", 0)))
+            found = bootstrap(falls, seed=int(self.settings.get("seed", 0))).unless_single
             rows.append({"column": name, "value": found.value, "low": found.low, "high": found.high})
         table = pd.DataFrame(rows).sort_values("value", ascending=False, kind="stable", ignore_index=True)
         return table.assign(rank=table["value"].rank(ascending=False, method="min"))
@@ -131,11 +145,14 @@ def leave_one_column_out(
     choose("by", by, ("mean", "missing"))
     parts = _grouped(_table(frame, target), groups)
     scorer = check_scoring(estimator, scoring=scoring)
+    known = getattr(getattr(estimator, "schema_", None), "categories", ())  # numbers that only name something
     before = float(scorer(estimator, frame, target))
     falls = []
     with Counter("leaving out columns", len(parts)) as counter:
         for columns in parts.values():
-            without = frame.assign(**{name: _constant(frame[name], by) for name in columns})
+            without = frame.copy()
+            for name in columns:
+                without[name] = _constant(frame[name], by, category=name in known)
             falls.append([before - float(scorer(estimator, without, target))])
             counter.advance()
     settings = {"by": by, "rows": len(frame), "scoring": _said(scoring)}
@@ -170,6 +187,8 @@ def remove_and_retrain(
     """
     at_least_one("repeats", repeats)
     within("share", share, 0, 1)
+    if not callable(make_estimator):
+        raise OptionError(f"make_estimator={make_estimator!r} must make an estimator: lambda: clone(estimator), say.")
     _table(frame, target)
     if sorted(order) != sorted(frame.columns):
         raise InputError(f"order={[*order]!r} must name each column of the frame once: {[*frame.columns]}.")
@@ -184,14 +203,21 @@ def remove_and_retrain(
             train, test, known, wanted = train_test_split(frame, target, test_size=share, random_state=seed + repeat)
             for gone in range(count + 1):
                 kept = [name for name in frame.columns if name not in removed[:gone]]
-                estimator = make_estimator().fit(train[kept], known)
+                try:
+                    estimator = make_estimator().fit(train[kept], known)
+                except InputError as problem:
+                    if gone == 0:
+                        raise
+                    log.warning("remove_and_retrain ends with %d columns removed: %s", gone - 1, problem)
+                    count = gone - 1
+                    break
                 scores[gone, repeat] = check_scoring(estimator, scoring=scoring)(estimator, test[kept], wanted)
                 if counter.done == 0:
                     _afford((time.monotonic() - began) * (fits - 1) / 60, fits, most_minutes)
                 counter.advance()
     rows = [
         {"removed columns": gone, "column": "" if gone == 0 else removed[gone - 1]}
-        | bootstrap(scores[gone], seed=seed).cells("score") | {"n": repeats}
+        | bootstrap(scores[gone], seed=seed).unless_single.cells("score") | {"n": repeats}
         for gone in range(count + 1)
     ]  # fmt: skip
     table = pd.DataFrame(rows)
@@ -222,7 +248,9 @@ def _grouped(columns: Sequence[str], groups: Mapping[str, Sequence[str]] | None)
     """All groups, in the order of their first columns; what is in none is by itself."""
     owner: dict[str, str] = {}
     for name, some in (groups or {}).items():
-        for column in some:
+        if name in columns and name not in some:
+            raise OptionError(f"groups: {name!r} is a column that is not in the group of that name. Call it otherwise.")
+        for column in [some] if isinstance(some, str) else some:
             if column not in columns:
                 raise OptionError(f"groups[{name!r}]: {column!r} is no column.{nearest(column, columns)}")
             if owner.setdefault(column, name) != name:
@@ -233,12 +261,12 @@ def _grouped(columns: Sequence[str], groups: Mapping[str, Sequence[str]] | None)
     return {name: tuple(some) for name, some in found.items()}
 
 
-def _constant(cells: pd.Series[Any], by: str) -> Any:
+def _constant(cells: pd.Series[Any], by: str, *, category: bool) -> Any:
     """What takes the place of all cells."""
-    if by == "missing":
-        return np.nan if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells) else None
     numbers = pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells)
-    return cells.mean() if numbers else cells.mode().iloc[0]
+    if by == "missing" or not cells.notna().any():
+        return np.nan if numbers else None
+    return cells.mean() if numbers and not category else cells.mode().iloc[0]
 
 
 def _said(scoring: Scoring) -> str:

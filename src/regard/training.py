@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from regard.data import Dataset, Example
 from regard.data.planted import Planted, plant
-from regard.errors import EmptyInput, InputError
+from regard.errors import EmptyInput, InputError, WrongTarget
 from regard.progress import Counter
 from regard.types import Subject
 
@@ -165,8 +165,13 @@ def _loss(subject: Any, output: Tensor, examples: list[Example]) -> Tensor:
 
 
 def class_of(head: Any, label: Any) -> int:
-    """The number of the class that a label names, or is."""
-    return label if isinstance(label, int) else int(head.find(str(label)))
+    """The number of the class that a label names, or else is."""
+    try:
+        return int(head.find(str(label)))
+    except WrongTarget:
+        if isinstance(label, int):
+            return label
+        raise
 
 
 def _quality(subject: Any, examples: list[Example]) -> float:

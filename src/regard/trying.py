@@ -23,6 +23,7 @@ from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
 from regard.finding import Finding
+from regard.training import inputs_of
 from regard.types import How, Subject, Targets, one_by_one
 
 GROUP = "regard.trials"  # of entry points: name = "package.module"
@@ -174,6 +175,8 @@ class Hearing:
         warned = (*_warnings(result, self.drawn.skipped, control), *result.warnings)
         absent = getattr(getattr(case.subject, "features", None), "left_out", "") if self.judges else ""
         warned += (f"left out: {absent}.",) if absent else ()
+        if hasattr(case.subject, "remarks"):
+            warned += (*case.subject.remarks(inputs_of(case.examples)),)
         whole = replace(
             result, trial=self.trial.name, claim=self.trial.claim, cite=self.trial.cite,
             criterion=self.trial.criterion, settings=settings, warnings=warned,

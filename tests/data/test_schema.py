@@ -111,6 +111,8 @@ def row(**cells):
         (row(age="30"), errors.InputError, "At training it held numbers"),
         (row(job=3), errors.InputError, "column 'job' holds numbers such as 3; at training it held 'clerk', 'nurse'"),
         (row(age=np.inf), errors.InputError, "column 'age' holds inf in row 0"),
+        (row(age=1e300), errors.InputError, "column 'age' holds 1e+300 in row 0: too large a number"),
+        (row(job=[["clerk"]]), errors.InputError, "column 'job' holds more than single values"),
         (row(age=pd.Timestamp("2020-01-01")), errors.InputError, "column 'age' holds times"),
         (row()[:0], errors.EmptyInput, "0 rows"),
         ([row()], errors.InputError, "not a DataFrame"),
@@ -140,6 +142,7 @@ def test_a_category_never_seen_is_missing_unless_it_is_an_error():
         ([1, "x"], "has the text 'x' in row 1"),
         ([*map(str, range(30)), "?"], "has the text '?' in row 30"),
         ([pd.Timestamp("2020-01-01")] * 2, "holds times"),
+        ([[1], [2]], "holds more than single values"),
     ],
 )
 def test_each_bad_training_column_has_its_message(cells, said):
@@ -171,6 +174,13 @@ def test_five_thousand_columns_are_said_with_their_cost(caplog):
     assert "5000 columns" in caplog.text
     assert "25.0 million weights (95 MB) a row" in caplog.text
     assert schema.names[:2] == ("0", "1")
+
+
+def test_small_numbers_are_not_constant(caplog):
+    frame = pd.DataFrame({"x": np.arange(1.0, 6.0) * 1e-14})
+    with caplog.at_level("WARNING", "regard"):
+        assert np.ptp(Schema.of(frame).encode(frame).numbers) > 2
+    assert not caplog.text
 
 
 def test_three_rows_will_do():

@@ -187,6 +187,9 @@ def test_as_many_heads_as_examples_in_four_axes_are_samples_too():
 def test_refusals():
     with pytest.raises(errors.OptionError, match="attention='rows'"):
         SAINT(2, [3], 1, attention="rows")
+    for name in ("depth", "heads", "width"):
+        with pytest.raises(errors.OptionError, match=f"{name}=0 must be 1 or more"):
+            SAINT(2, [3], 1, **{name: 0})
     with pytest.raises(errors.InputError, match="a table without columns"):
         SAINT(0, [], 1)
     with pytest.raises(errors.TooLarge, match="attention='both' with 5000 columns .* Use attention='columns'"):

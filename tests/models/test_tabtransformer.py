@@ -68,7 +68,7 @@ def literal(model, numbers, codes, *, heads):
                 for s in states
             ]
             states = [norm(a + b, w, f"{name}.norm2") for a, b in zip(states, fed, strict=True)]
-        x = torch.cat([*states, norm(values, w, "norm") if len(values) > 1 else values])
+        x = torch.cat([*states, norm(values, w, "norm") if len(values) > 2 else values])
         for layer in ("head.0", "head.2"):
             x = (x @ w[f"{layer}.weight"].T + w[f"{layer}.bias"]).clamp(min=0)
         outputs.append(x @ w["head.4.weight"].T + w["head.4.bias"])
@@ -128,11 +128,12 @@ def test_a_missing_category_has_an_embedding_of_its_own():
     assert (model.values.weight.grad.abs().sum(-1) > 0).nonzero().squeeze(-1).tolist() == [1, 3, 9]
 
 
-def test_a_single_number_counts():
-    model = TabTransformer(1, CARDINALITIES, 1, width=16, depth=1, heads=2).eval()
+@pytest.mark.parametrize("numbers", [1, 2])
+def test_one_or_two_numbers_count(numbers):
+    model = TabTransformer(numbers, CARDINALITIES, 1, width=16, depth=1, heads=2).eval()
     _, codes = given(rows=1)
-    low, high = (model(torch.tensor([[x]]), codes) for x in (-1.0, 1.0))
-    assert (low - high).abs().item() > 1e-4  # a layer norm of one value is always 0
+    low, high = (model(torch.arange(1.0, 1 + numbers)[None] * size, codes) for size in (1, 3))
+    assert (low - high).abs().item() > 1e-4  # a layer norm of one value is always 0, that of two a sign
 
 
 def test_refusals():
@@ -140,6 +141,9 @@ def test_refusals():
         TabTransformer(4, [], 2)
     with pytest.raises(errors.InputError, match="width=20 must be divisible by heads=8"):
         TabTransformer(4, [2], 2, width=20)
+    for name in ("depth", "heads", "width"):
+        with pytest.raises(errors.OptionError, match=f"{name}=0 must be 1 or more"):
+            TabTransformer(4, [2], 2, **{name: 0})
     subject = tabular(TabTransformer(0, [3], 2), Schema.of(pd.DataFrame({"a": ["x", "y"]})))
     only = Encoded(np.zeros((4, 0), np.float32), np.array([[0], [1], [2], [1]]))
     assert regard.trace(subject, only).sites[0].weights().eq(1).all()  # one column looks at itself

@@ -153,6 +153,7 @@ def test_pytorch_frame_and_a_schema_of_another_table():
         tabular(frame_ft(), FRAME.drop(columns="rank"))
 
 
+@pytest.mark.filterwarnings("ignore")  # of Lightning
 @pytest.mark.parametrize("kind", ["FTTransformer", "TabTransformer"])
 def test_pytorch_tabular(kind, tmp_path, monkeypatch):
     package = pytest.importorskip(
@@ -346,6 +347,8 @@ def test_what_cannot_be_taken_out():
 
 def test_only_attention_over_samples_makes_rows_look_at_each_other():
     assert made("saint").mixes
+    names = FRAME[["job", "sex"]]
+    assert tabular(SAINT(0, Schema.of(names).cardinalities, 2, width=16), names).mixes  # also without numbers
     assert not any(made(name).mixes for name in ("ft", "tab", "saint columns"))
 
 
@@ -436,6 +439,8 @@ def test_who_looks_at_nobody_else():
         looked_at(made("ft"), FRAME, 0)
     with pytest.raises(errors.InputError, match="a single row"):
         looked_at(made("saint"), FRAME[:1], 0)
+    with pytest.raises(errors.InputError, match="frame has a column 'weight'"):
+        looked_at(made("saint"), FRAME.assign(weight=1), 0)
     with pytest.raises(errors.NoSuchPart, match="row=9 is not there"):
         looked_at(made("saint"), FRAME, 9)
     with pytest.raises(errors.NotServed, match="all attention of this model is over samples"):
@@ -527,6 +532,10 @@ def test_a_model_of_another_table(name):
             errors.SubjectError, match=r"takes 2 numbers and categories of \[5, 3, 4\] codes; the schema"
         ):
             tabular(MODELS[name](), frame)
+    less = FRAME.drop(columns="age")  # forward= may make of it what the model takes
+    padded = tabular(ft(), less, forward=lambda model, numbers, codes: model(numbers.expand(-1, 2), codes),
+                     tokens=[None, "hours", "hours", "job", "sex", "rank"])  # fmt: skip
+    assert regard.explain(padded, less, method="raw")[0].words()["word"].tolist()[1:] == list(less.columns)
     with pytest.raises(errors.SubjectError, match="cannot be called with 2 numbers and 3 categories of"):
         own(nn.Linear(2, 2))
 
@@ -540,6 +549,16 @@ def test_what_the_output_is_follows_from_its_width_and_labels(classes, labels, o
     subject = own(Own(classes), labels=labels, output=output)
     assert subject.head.kind == kind
     assert regard.explain(subject, FRAME, method="grad_rollout")[0].target in (labels or ["0", "1"])
+
+
+def test_a_readout_may_be_an_array():
+    assert regard.trace(own(readout=np.array([0, 0, 0, 0, 1.0])), FRAME).check.readout == "measured"
+
+
+def test_chance_draws_for_rows_also_where_all_columns_are_categories():
+    subject = tabular(TabTransformer(0, SCHEMA.cardinalities, 2), FRAME[[*SCHEMA.categories]])
+    found = {tuple(why.scores.tolist()) for why in regard.explain(subject, FRAME, method="random")}
+    assert len(found) == len(FRAME[[*SCHEMA.categories]].drop_duplicates())
 
 
 # --- rows in ---------------------------------------------------------------------------------------------------------

@@ -131,6 +131,18 @@ def test_tables_have_a_ranking_of_all_examples_together(tokenizer):
             x, y = pair.split(" – ")
             assert row["spearman"] == pytest.approx(stats.spearmanr(means[x], means[y]).statistic)
         assert -1 <= row["low"] <= row["high"] <= 1
+    columns = found.tables["columns"]
+    assert [*columns["by"].unique()] == ["raw", "gradient", "leave_one_out", "permutation"]
+    for name, some in columns.groupby("by"):
+        if name in means:
+            assert some["value"].tolist() == pytest.approx(sorted(means[name], reverse=True), abs=1e-6)
+        assert some["rank"].tolist() == [*range(1, len(some) + 1)]
+        assert (some["low"] <= some["value"]).all()
+        assert (some["value"] <= some["high"]).all()
+    assert "ranks the columns as permuting them does with Spearman's ρ" in found.sentence
+    bars, ranks = (found.plot(f"columns, {which}") for which in ("overall", "by method"))
+    assert bars.values.tolist() == pytest.approx(columns["value"][: len(frame.columns)].tolist())
+    assert ranks.values.shape == (len(frame.columns), 4)
     again = regard.trial(subject, data, "agreement").tables["global"]
     pd.testing.assert_frame_equal(again, found.tables["global"])
 
@@ -149,6 +161,13 @@ def _moved_by_other_rows(subject, frame, place, name):
         changed = [row.where(row.index != column, frame.iloc[other]) for other in others]
         moved.append(np.mean(np.abs(says(changed) - says([row])).sum(-1) / 2))
     return np.array(moved)
+
+
+@pytest.mark.parametrize("method", ["random", "gradient"])
+def test_each_pair_of_rankings_is_there_once(method, tokenizer):
+    subject, data = of_kind("table", tokenizer, 12)
+    pairs = regard.trial(subject, data, "agreement", method=method).tables["global"]["pair"]
+    assert pairs.is_unique
 
 
 def test_seeds_of_training_have_a_spread(tokenizer):

@@ -92,11 +92,17 @@ def lookalike(subject: Subject, instead: Mapping[str, Tensor]) -> Any:
     for name, tensor in instead.items():
         own = model.get_parameter(name)
         known[id(own)] = nn.Parameter(tensor.to(own), requires_grad=own.requires_grad)
-    twin = copy.copy(subject)
     try:
-        object.__setattr__(twin, "model", copy.deepcopy(model, known))  # subjects are frozen
+        return with_model(subject, copy.deepcopy(model, known))
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as problem:
         raise NotServed(f"{type(model).__name__} cannot be copied: {type(problem).__name__}: {problem}") from problem
+
+
+def with_model(subject: Any, model: nn.Module) -> Any:
+    """The same subject of another model; what holds its model in an inner subject gets another one of these."""
+    twin, inner = copy.copy(subject), getattr(subject, "inner", None)
+    name, held = ("model", model) if inner is None else ("inner", with_model(inner, model))
+    object.__setattr__(twin, name, held)  # subjects are frozen
     return twin
 
 

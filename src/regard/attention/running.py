@@ -31,7 +31,8 @@ def must_be_subject(subject: Any) -> None:
     if not all(hasattr(subject, name) for name in ("model", "encode", "forward", "readout")):
         raise SubjectError(
             f"subject={reprlib.repr(subject)} is a {type(subject).__name__}, not a subject. Make one with regard.text, "
-            "regard.causal, regard.seq2seq, regard.image, regard.pooled or regard.module."
+            "regard.causal, regard.seq2seq, regard.image, regard.pooled, regard.tabular or regard.module; estimators "
+            "have theirs as .subject_."
         )
 
 
@@ -84,15 +85,14 @@ def own_gradients(
     """
     if folds is None:
         return [*torch.autograd.grad(values, leaves, torch.ones_like(values), allow_unused=True)]
-    each = torch.eye(len(values)).to(values)
-    alone = [torch.autograd.grad(values, leaves, one, allow_unused=True, retain_graph=True) for one in each]
-    found: list[Tensor | None] = []
-    for leaf, (fold, axis), every in zip(leaves, folds, zip(*alone, strict=True), strict=True):
-        if all(one is None for one in every):
-            found.append(None)
-            continue
-        own = [fold(torch.zeros_like(leaf) if one is None else one).select(axis, i) for i, one in enumerate(every)]
-        found.append(torch.stack(own, axis))
+    found: list[Tensor | None] = [None] * len(leaves)
+    for example, only in enumerate(torch.eye(len(values)).to(values)):
+        slopes = torch.autograd.grad(values, leaves, only, allow_unused=True, retain_graph=True)
+        for place, (slope, (fold, axis)) in enumerate(zip(slopes, folds, strict=True)):
+            if slope is not None:
+                whole = fold(slope)
+                own = found[place] = torch.zeros_like(whole) if (held := found[place]) is None else held
+                own.select(axis, example).copy_(whole.select(axis, example))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from regard.errors import InputError, choose, must_know
 from regard.progress import Counter
 
 MODELS = {"ft_transformer": "FTTransformer", "tab_transformer": "TabTransformer", "saint": "SAINT"}
+FEWEST = 8  # rows, some of which are held out, twice
 MOST_CLASSES = 20  # numbers with more values than these are a quantity, if nobody says otherwise
 HELD = "held_out.csv"  # in the folder of the model: rows that it has not seen
 
@@ -52,7 +54,11 @@ def fit(
     must_be_table(data)
     if (out / "estimator.json").exists():
         raise InputError(f"--out {out} holds a model. Choose another folder.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file. Choose a folder.")
     frame, target = _read(data, target_column, _names(columns), on_bad, limit, seed)
+    if len(frame) < FEWEST:
+        raise InputError(f"--data {data} has {len(frame)} rows: too few to learn from. Give {FEWEST} or more.")
     kind = task or ("regression" if _is_quantity(target) else "classification")
     with Counter("starting torch", None, patience=0):
         from sklearn.model_selection import train_test_split
@@ -68,10 +74,13 @@ def fit(
     train, test, known, wanted = train_test_split(frame, target, test_size=held_out, random_state=seed)
     estimator.fit(train, known)
     measure, score = _scored(kind, wanted, estimator.predict(test))
+    usual = known.mode()[0] if kind == "classification" else known.mean()
+    _, constant = _scored(kind, wanted, usual)
     estimator.save(out)
     test.assign(**{target_column: wanted}).to_csv(out / HELD, index=False)
     _tell(out, {"model": name, "columns": frame.shape[1], "trained on": len(train), "epochs": len(estimator.history_),
-                "held out": len(test), measure: round(score, 4)}, target_column, json=json)  # fmt: skip
+                "held out": len(test), measure: round(score, 4), f"(always {usual:.6g})" if kind == "regression" else
+                f"(always {usual})": round(constant, 4)}, target_column, json=json)  # fmt: skip
 
 
 def _names(given: Sequence[str] | None) -> list[str] | None:
@@ -115,6 +124,7 @@ def _tell(out: Path, facts: dict[str, Any], target: str, *, json: bool) -> None:
         print_json({**facts, "path": str(out)})
     else:
         for name, value in facts.items():
-            shown.print(f"{name:<12}{value:,}" if isinstance(value, int) else f"{name:<12}{value}", highlight=False)
+            shown.print(f"{name:<16}{value:,}" if isinstance(value, int) else f"{name:<16}{value}", highlight=False)
     tell(f"saved: {out}")
-    tell(f"audit it: regard audit --model {out} --data {out / HELD} --target-column {target}")
+    command = ["regard", "audit", "--model", str(out), "--data", str(out / HELD), "--target-column", target]
+    tell(f"audit it: {shlex.join(command)}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import InputError, must_know
+from regard.errors import InputError, must_know, nearest
 from regard.locating import columns_of, locate
 from regard.progress import Counter
 
@@ -96,12 +96,31 @@ def read(
     with Counter(f"reading {data}", None, patience=0):
         from regard.data import read, read_eraser
 
+        if columns is not None:
+            _must_have(data, model, columns, label)
         found = (
             read_eraser(data, on_bad=on_bad)
             if data.is_dir()
             else read(data, text=text, columns=columns, label=label, rationale=rationale, on_bad=on_bad)
         )
         return replace(found, source=str(data))
+
+
+def _must_have(data: Path, model: str | None, columns: list[str], label: str | None) -> None:
+    """Refuse data without a column that the model was trained on, or without the one that is asked for."""
+    from regard.data.sources import open_source
+
+    must_be_table(data)
+    there = open_source(data, "utf-8").columns
+    for name in columns:
+        if there and name not in there:
+            others = [one for one in there if one not in columns]
+            raise InputError(
+                f"--data {data} has no column {name!r}, which {model} was trained on.{nearest(name, others)} "
+                "Rename or add it."
+            )
+    if there and label is not None:
+        must_know("target_column", label, there)
 
 
 def wake() -> None:
@@ -145,6 +164,8 @@ def asked_of(
 def target_of(subject: Any, target: str | None, similar_to: str | None) -> Any:
     """What is explained: a class by number, a label or token by name, or the similarity to another input."""
     if similar_to is not None:
+        if not hasattr(subject, "similarity"):
+            raise InputError(f"--similar-to {similar_to}: this model gives no vector to compare. Use --target.")
         return subject.similarity(similar_to)
     if target is not None and target.isdigit() and not hasattr(subject, "produce"):
         return int(target)

@@ -131,7 +131,7 @@ def show_diagnosis(model: str, named: str, found: Diagnosis) -> None:
     for row in refused.to_dict(orient="records"):
         shown.print(Padding(Text.assemble((row["name"], "red"), f": {row['why']}"), (0, 0, 0, 2)))
     names = ", ".join(found.methods.loc[found.methods["works"].astype(bool), "name"])
-    shown.print(Padding(Text(f"regard explain --method: {names or 'none'}"), (0, 0, 0, 2)))
+    shown.print(Padding(Text(f"methods: {names or 'none'}"), (0, 0, 0, 2)))
     for line in found.advice:
         shown.print(Text("\n→ " + line))
 

@@ -16,6 +16,7 @@ from regard.errors import EmptyInput, InputError, OptionError, choose, nearest
 log = logging.getLogger("regard")
 MANY = 1000  # columns, from which on the cost of attention between all pairs of them is said
 CONSTANT = "column %r is constant (%s): no model can learn from it. Drop it."
+MANY_TEXTS = 50  # more of them, and in most rows another one, are rather texts than names of something
 DISTINCT = 10  # texts that are nearly all numbers are numbers with something odd among them, if they are so many
 
 
@@ -122,16 +123,28 @@ class Schema:
             said = "; ".join(f"{name!r}.{nearest(name, others)}".removesuffix(".") for name in missing[:5])
             more = f" (and {len(missing) - 5} more)" if len(missing) > 5 else ""
             raise InputError(f"frame: columns that the model was trained on are not there: {said}{more}")
-        numbers = [
-            np.nan_to_num((_numbers(frame[one.name]) - one.center) / one.scale, nan=0.0)
-            for one in self.columns if one.kind == "number"
-        ]  # fmt: skip
+        numbers = [_standardised(frame[one.name], one) for one in self.columns if one.kind == "number"]
         codes = [_codes(frame[one.name], one, unseen) for one in self.columns if one.kind == "category"]
         size = (len(frame), 0)
         return Encoded(
-            np.stack(numbers, 1).astype(np.float32) if numbers else np.zeros(size, np.float32),
+            np.stack(numbers, 1) if numbers else np.zeros(size, np.float32),
             np.stack(codes, 1) if codes else np.zeros(size, np.int64),
         )
+
+    def remarks(self, frame: Any) -> list[str]:
+        """What of a table cannot be read: columns without a value, and categories that were never seen."""
+        frame = as_frame("frame", frame)
+        said = []
+        for one in self.columns:
+            cells = frame[one.name]
+            there = int(cells.notna().sum())
+            if not there:
+                said.append(f"column {one.name!r} has no value in any row: it counts as missing everywhere.")
+            elif one.kind == "category" and (odd := there - int((_codes(cells, one, "unknown") > 0).sum())):
+                said.append(
+                    f"column {one.name!r}: {odd} of {len(cells)} cells were never seen in training: they are missing."
+                )
+        return said
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -168,13 +181,16 @@ def _learned(cells: pd.Series[Any], category: bool | None) -> Column:
     if category is None:
         category = _is_category(cells)
     if category:
-        _, distinct = pd.factorize(cells)
+        _, distinct = _distinct(cells)
         if len(distinct) == 1 and cells.notna().all():
             log.warning(CONSTANT, name, distinct[0])
+        if len(distinct) > max(MANY_TEXTS, len(cells) / 2):
+            log.warning("column %r has %d different texts in %d rows, and is taken for a category. Leave out what is "
+                        "free text.", name, len(distinct), len(cells))  # fmt: skip
         return Column(name, "category", categories=tuple(sorted({text_of(cell) for cell in distinct})))
     numbers = _numbers(cells, learning=True)
     center, scale = float(np.nanmean(numbers)), float(np.nanstd(numbers))
-    if scale <= 1e-12 * max(1.0, abs(center)):
+    if scale <= 1e-12 * float(np.nanmax(np.abs(numbers))):
         log.warning(CONSTANT, name, f"{center:g}")
         scale = 1.0
     return Column(name, "number", center, scale)
@@ -186,7 +202,7 @@ def _is_category(cells: pd.Series[Any]) -> bool:
         return True
     if pd.api.types.is_numeric_dtype(cells):
         return False
-    _, distinct = pd.factorize(cells)
+    _, distinct = _distinct(cells)
     texts = [cell for cell in distinct if isinstance(cell, str)]
     odd = [cell for cell in texts if not _is_number(cell)]
     others = len(distinct) - len(texts)
@@ -204,7 +220,7 @@ def _numbers(cells: pd.Series[Any], *, learning: bool = False) -> NDArray[np.flo
     if pd.api.types.is_datetime64_any_dtype(cells) or pd.api.types.is_timedelta64_dtype(cells):
         raise InputError(f"frame: column {name!r} holds times ({cells.dtype}). Turn them into numbers first.")
     if not pd.api.types.is_numeric_dtype(cells):
-        _, distinct = pd.factorize(cells)
+        _, distinct = _distinct(cells)
         if texts := [cell for cell in distinct if isinstance(cell, str)]:
             hint = "If it is a category, name it in categories=." if learning else "At training it held numbers."
             raise _text_among_numbers(cells, texts[0], hint)
@@ -218,10 +234,27 @@ def _numbers(cells: pd.Series[Any], *, learning: bool = False) -> NDArray[np.flo
     return numbers
 
 
+def _standardised(cells: pd.Series[Any], column: Column) -> NDArray[np.float32]:
+    """The cells in standard deviations from the mean; the mean where they are missing."""
+    found = np.nan_to_num((_numbers(cells) - column.center) / column.scale, nan=0.0)
+    if (far := np.abs(found) > np.finfo(np.float32).max).any():
+        row = int(far.argmax())
+        raise InputError(f"frame: column {column.name!r} holds {cells.iloc[row]:g} in row {row}: too large a number.")
+    return found.astype(np.float32)
+
+
+def _distinct(cells: pd.Series[Any]) -> tuple[NDArray[np.int64], Any]:
+    """Of each cell the place of its value among those that there are (−1: missing), and these."""
+    try:
+        return pd.factorize(cells)
+    except TypeError as problem:
+        raise InputError(f"frame: column {str(cells.name)!r} holds more than single values: {problem}.") from None
+
+
 def _codes(cells: pd.Series[Any], column: Column, unseen: str) -> NDArray[np.int64]:
     """The code of each cell; 0 where it is missing, or was never seen."""
     known = {category: 1 + place for place, category in enumerate(column.categories)}
-    places, distinct = pd.factorize(cells)
+    places, distinct = _distinct(cells)
     texts = [text_of(cell) for cell in distinct]
     strange = [text for text in texts if text not in known]
     if texts == strange != [] and pd.api.types.is_numeric_dtype(cells) and not any(map(_is_number, known)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,11 @@ class Interval:
     high: float
     n: int
     undefined: int
+
+    @property
+    def unless_single(self) -> Interval:
+        """The same; of a single value, which tells nothing of others, without ends."""
+        return self if self.n > 1 else replace(self, low=math.nan, high=math.nan)
 
     def cells(self, name: str) -> dict[str, float]:
         """For a row of a table: ``name``, ``name_low`` and ``name_high``."""

@@ -25,7 +25,7 @@ def random(trace: Trace, *, seed: int = 0) -> Scores:
     """Uniform numbers between 0 and 1, ``(example, row)``: one for each word, which its pieces share evenly.
 
     Drawn for pieces, long and rare words would get more, and chance would know something about them. They depend on
-    the seed and on the example (its tokens, the numbers of a table or picture), not on its batch.
+    the seed and on the example (its tokens, the cells of a table, the numbers of a picture), not on its batch.
 
     Args:
         trace: what was traced.
@@ -35,15 +35,16 @@ def random(trace: Trace, *, seed: int = 0) -> Scores:
     if seed < 0:
         raise OptionError(f"seed={seed} must be 0 or more.")
 
-    floats = [
+    table = hasattr(trace.subject, "columns_of")  # its whole numbers are codes; those of texts are padded ids
+    cells = [
         one
         for one in trace.batch.inputs.values()
-        if isinstance(one, Tensor) and one.is_floating_point() and len(one) == len(trace.batch)
+        if isinstance(one, Tensor) and (table or one.is_floating_point()) and len(one) == len(trace.batch)
     ]
 
     def drawn(example: int, features: Features) -> list[float]:
         known = zlib.crc32("\0".join(features.tokens).encode(errors="surrogatepass"))
-        for one in floats:
+        for one in cells:
             known = zlib.crc32(one[example].float().numpy(force=True).tobytes(), known)
         lots = np.random.default_rng([seed, known]).random(len(features.tokens)).tolist()
         pieces, firsts = Counter(features.word), dict[int | None, float]()

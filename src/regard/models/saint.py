@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import InputError, TooLarge, choose
+from regard.errors import InputError, TooLarge, at_least_one, choose
 
 PER_NUMBER = 100  # hidden units of the MLP that each number has of its own
 MOST = 200_000_000  # parameters of a block that looks at other rows
@@ -102,6 +102,8 @@ class SAINT(nn.Module):
     ) -> None:
         super().__init__()
         choose("attention", attention, ("both", "columns", "samples"))
+        for name, size in (("width", width), ("depth", 1 if depth is None else depth), ("heads", heads)):
+            at_least_one(name, size)
         rows = 1 + numbers + len(cardinalities)
         if rows == 1:
             raise InputError("numbers=0, cardinalities=[]: a table without columns.")

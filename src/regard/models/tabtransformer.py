@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.errors import InputError
+from regard.errors import InputError, at_least_one
 
 
 class TabTransformer(nn.Module):
@@ -29,8 +29,8 @@ class TabTransformer(nn.Module):
 
     Shape: numbers ``(example, number)`` and codes ``(example, category)`` → ``(example, output)``.
 
-    Protocol: Huang et al. 2020, `huang2020tabtransformer`. NOTE[DIFF]: a single number is not layer-normed, since
-    nothing would be left of it.
+    Protocol: Huang et al. 2020, `huang2020tabtransformer`. NOTE[DIFF]: one number, or two, are not layer-normed,
+    since nothing would be left of them, or the sign of their difference.
 
     Example:
         >>> model = TabTransformer(2, [3, 5], 4)
@@ -57,6 +57,8 @@ class TabTransformer(nn.Module):
                 "cardinalities=[] leaves TabTransformer without a column to attend to: it attends to categories only. "
                 "Use an FT-Transformer or SAINT for tables of numbers."
             )
+        for name, size in (("width", width), ("depth", depth), ("heads", heads)):
+            at_least_one(name, size)
         if width % heads or width % 8:
             raise InputError(f"width={width} must be divisible by heads={heads}, and by 8.")
         starts = [sum(cardinalities[:column]) for column in range(len(cardinalities))]
@@ -67,7 +69,7 @@ class TabTransformer(nn.Module):
         self.blocks = nn.Sequential(
             *(nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True) for _ in range(depth))
         )
-        self.norm = nn.LayerNorm(numbers) if numbers > 1 else nn.Identity()
+        self.norm = nn.LayerNorm(numbers) if numbers > 2 else nn.Identity()
         size = width * len(cardinalities) + numbers
         self.head = nn.Sequential(
             nn.Linear(size, 4 * size), nn.ReLU(), nn.Linear(4 * size, 2 * size), nn.ReLU(), nn.Linear(2 * size, outputs)

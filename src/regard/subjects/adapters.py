@@ -32,12 +32,14 @@ class Adapter:
         tokens: for each row of attention its column.
         readout: which rows the prediction is read from.
         reason: why columns without a row have none.
+        takes: how many numbers, and how many codes of each category; None: that is found out otherwise.
     """
 
     forward: Forward
     tokens: tuple[Token, ...]
     readout: Reading
     reason: str = ""
+    takes: tuple[int, tuple[int, ...]] | None = None
 
 
 def adapter_for(model: Any, schema: Schema) -> Adapter | None:
@@ -103,9 +105,11 @@ def _translation(
     return Translation(places[0], scaling, places[1], tables)
 
 
-def _must_take(model: Any, schema: Schema, numbers: int, cardinalities: tuple[int, ...]) -> None:
+def must_take(model: Any, known: Adapter, schema: Schema) -> None:
     """Refuse a model of another table: torch would run many of them all the same, on other columns' weights."""
-    if (numbers, cardinalities) != (len(schema.numbers), schema.cardinalities):
+    numbers, cardinalities = own = len(schema.numbers), schema.cardinalities
+    if known.takes not in (None, own):
+        numbers, cardinalities = known.takes or own
         raise SubjectError(
             f"model: {type(model).__name__} takes {numbers} numbers and categories of {list(cardinalities)} codes; the "
             f"schema has {len(schema.numbers)} and {list(schema.cardinalities)} (code 0: missing or never seen). Pass "
@@ -117,21 +121,19 @@ def _rtdl(model: Any, schema: Schema) -> Adapter:
     """FT-Transformer of rtdl_revisiting_models: [CLS], numbers, categories."""
     tables = () if model.cat_embeddings is None else model.cat_embeddings.embeddings
     numbers = 0 if model.cont_embeddings is None else len(model.cont_embeddings.weight)
-    _must_take(model, schema, numbers, tuple(one.num_embeddings for one in tables))
-    return Adapter(_called_or_none, (None, *schema.numbers, *schema.categories), "first")
+    takes = numbers, tuple(one.num_embeddings for one in tables)
+    return Adapter(_called_or_none, (None, *schema.numbers, *schema.categories), "first", takes=takes)
 
 
 def _tabtransformer(model: Any, schema: Schema) -> Adapter:
     """Ours: categories; all of their states are read."""
-    _must_take(model, schema, *model.takes)
-    return Adapter(_called, schema.categories, "mean", ONLY_CATEGORIES)
+    return Adapter(_called, schema.categories, "mean", ONLY_CATEGORIES, model.takes)
 
 
 def _saint(model: Any, schema: Schema) -> Adapter:
     """Ours: [CLS], numbers, categories. Where it looks at other rows it mixes the columns of each: all are read."""
-    _must_take(model, schema, *model.takes)
     readout: Reading = "first" if model.attention == "columns" else "mean"
-    return Adapter(_called, (None, *schema.numbers, *schema.categories), readout)
+    return Adapter(_called, (None, *schema.numbers, *schema.categories), readout, takes=model.takes)
 
 
 def _frame_ft(model: Any, schema: Schema) -> Adapter:

@@ -100,9 +100,9 @@ class ModuleSubject:
 
     def readout(self, batch: Batch, score: Score | None) -> Tensor:
         """``(example, row)``: as the user declared it."""
-        if self.reading == "pool":
-            return torch.ones(len(batch), 1, device=batch.real.device)
         if isinstance(self.reading, str):
+            if self.reading == "pool":
+                return torch.ones(len(batch), 1, device=batch.real.device)
             return spread(self.reading, batch.real)
         if isinstance(self.reading, int):
             wanted = torch.zeros(batch.real.shape[1])

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from regard.attention.running import undisturbed
+from regard.attention.running import record, undisturbed
 from regard.attention.tracing import trace
 from regard.data.schema import Encoded, Schema, as_frame
 from regard.errors import (
@@ -26,7 +26,7 @@ from regard.errors import (
     whole_numbers,
 )
 from regard.subjects import targets
-from regard.subjects.adapters import Adapter, Forward, Reading, Token, adapter_for, unwrapped
+from regard.subjects.adapters import Adapter, Forward, Reading, Token, adapter_for, must_take, unwrapped
 from regard.subjects.module import ModuleSubject, module
 from regard.subjects.tokens import described
 from regard.types import JOIN, Batch, Features, How, Of, Score, Special, Targets
@@ -46,6 +46,7 @@ class TabularSubject:
     columns: tuple[tuple[int, ...], ...]  # of each row of attention the columns that it stands for, by their numbers
     fill: Encoded  # what stands in for cells that are taken out
     name: str = ""  # of the model, or where it was loaded from
+    unseen: Literal["unknown", "error"] = "unknown"  # what to do with categories that were never seen
     origin: ClassVar[How] = "mask"  # such a cell is where vectors are counted from
 
     __repr__ = described
@@ -73,11 +74,12 @@ class TabularSubject:
     @cached_property
     def mixes(self) -> bool:
         """Whether rows of a batch look at each other: what is said of one then depends on which others there are."""
-        one, other = (replace(self.fill, numbers=self.fill.numbers + shift) for shift in (0, 1))
+        one, other = self.fill, Encoded(self.fill.numbers + 1, (self.fill.codes + 1) % self.schema.cardinalities)
         with torch.no_grad(), undisturbed(self.model):
             alone = self.forward(self.encode(one))
-            both = self.forward(self.encode(_stacked(one, other)))[:1]
-        return not torch.allclose(alone, both, rtol=1e-3, atol=1e-5)
+            tape, both = record(self, self.encode(_stacked(one, other)))
+        looks = any(entry.across for entry in tape.records)
+        return looks or not torch.allclose(alone, both[:1], rtol=1e-3, atol=1e-5)
 
     def columns_of(self, table: Any) -> Encoded:
         """The cells of a table as numbers and codes; a frame, or a list of rows, each by the names of its columns."""
@@ -91,8 +93,14 @@ class TabularSubject:
             for place, row in enumerate(table):
                 if not isinstance(row, Mapping):
                     raise InputError(f"inputs[{place}]={str(row)[:80]!r} is no row: pass cells by name, as a dict.")
+                if missing := [name for name in self.schema.names if name not in row]:
+                    raise InputError(f"inputs[{place}] has no {missing[0]!r}. Pass None for a cell that is missing.")
             table = pd.DataFrame([dict(row) for row in table])
-        return self.schema.encode(as_frame("inputs", table))
+        return self.schema.encode(as_frame("inputs", table), unseen=self.unseen)
+
+    def remarks(self, table: Any) -> list[str]:
+        """What of a table the model cannot read."""
+        return self.schema.remarks(table)
 
     def encode(self, inputs: Any) -> Batch:
         """A frame of pandas or polars, a list of rows as mappings, or what `Schema.encode` gave."""
@@ -191,7 +199,9 @@ def tabular(
     whole, model = model, unwrapped(model)
     if not isinstance(model, nn.Module):
         raise SubjectError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module.")
-    known = None if None not in (forward, tokens, readout) else adapter_for(whole, schema)
+    known = None if all(one is not None for one in (forward, tokens, readout)) else adapter_for(whole, schema)
+    if forward is None and known is not None:
+        must_take(model, known, schema)
     stated = _stated(model, known, forward, tokens, readout)
     features, columns = _features(schema, stated)
     names = [CLS if one is None else str(place) for place, one in enumerate(stated.tokens)]
@@ -236,6 +246,8 @@ def looked_at(subject: TabularSubject, frame: Any, row: int) -> pd.DataFrame:
     (row,) = whole_numbers("row", row)
     if not -len(table) <= row < len(table):
         raise NoSuchPart(f"row={row} is not there: the frame has rows 0 to {len(table) - 1}.")
+    if taken := {"weight", "itself"} & {*table.columns}:
+        raise InputError(f"frame has a column {min(taken)!r}, as the answer has. Rename it.")
     if len(table) < 2:
         raise InputError("frame has a single row: there is no other that it could look at. Pass some more.")
     sites = [site for site in trace(subject, table).sites if site.kind == "samples"]
@@ -243,7 +255,7 @@ def looked_at(subject: TabularSubject, frame: Any, row: int) -> pd.DataFrame:
         raise NotServed(f"{type(subject.model).__name__} looks at no other rows: it has no attention over samples.")
     weights = torch.stack([site.weights(rows=row)[0, :, 0].mean(0) for site in sites]).mean(0)
     found = table.assign(weight=weights.numpy(force=True), itself=np.arange(len(table)) == row % len(table))
-    found = found[["weight", "itself", *(name for name in table.columns if name not in ("weight", "itself"))]]
+    found = found[["weight", "itself", *table.columns]]
     return found.sort_values("weight", ascending=False, kind="stable")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,9 @@ def agreement(case: Case, *, through_attention: bool = False, of_ceiling: float 
 
     Of tables the table "columns" has the columns' mean sizes over all examples, by the explanation and by gradient,
     leave_one_out, integrated_gradients and random permutation (how far the output moves when a cell is that of another
-    row), and "global" Spearman's ρ of these rankings, with intervals over examples. Only ranks are meaningful.
-    `regard.importance.over_seeds` takes the tables "global" of several trained models.
+    row; where examples look at each other, in all of a batch at once), and "global" Spearman's ρ of these rankings,
+    with intervals over examples. Only ranks are meaningful. `regard.importance.over_seeds` takes the tables "global" of
+    several trained models.
 
     Args:
         case: what is on trial.
@@ -176,7 +177,8 @@ def _of_tables(part: Part) -> dict[str, list[Array]]:
     """Of each example what more references give its columns."""
     found = {"permutation": _permuted(part)}
     try:
-        asked = part.scores({"ig": part.case.ask("integrated_gradients")})
+        same = part.case.ask("leave_one_out").of  # a logit may rise with all others: it would rank otherwise
+        asked = part.scores({"ig": replace(part.case.ask("integrated_gradients"), of=same)})
         found["integrated_gradients"] = [np.abs(one) for one in asked["ig"]]
     except (NotServed, NoGradient) as problem:
         part.notes["no integrated_gradients"] = str(problem)
@@ -185,16 +187,17 @@ def _of_tables(part: Part) -> dict[str, list[Array]]:
 
 def _permuted(part: Part) -> list[Array]:
     """Of each example how far the output moves when the cell of a column is that of another row; mean over repeats."""
-    case, table = part.case, inputs_of(part.case.examples)
-    rows = table.iloc[part.places]
+    case = part.case
+    rows = inputs_of([case.examples[place] for place in part.places])
     seeds = [[case.seed, zlib.crc32(name.encode(errors="surrogatepass"))] for name in part.ids]
-    others = np.array([np.random.default_rng(seed).integers(len(table), size=REPEATS) for seed in seeds])
-    groups = [[word] if word in table else word.split(JOIN) for word in part.features[0].words]
+    others = np.array([np.random.default_rng(seed).integers(len(case.examples), size=REPEATS) for seed in seeds])
+    groups = [[word] if word in rows else word.split(JOIN) for word in part.features[0].words]
     outputs = []
     with torch.no_grad(), undisturbed(case.subject.model):
         for places in others.T:
+            instead = inputs_of([case.examples[place] for place in places])
             for columns in groups:
-                mixed = rows.assign(**{one: table[one].to_numpy()[places] for one in columns})
+                mixed = rows.assign(**{one: instead[one] for one in columns})
                 outputs.append(case.subject.forward(batch_of(case.subject, mixed)))
     moved = part.moved(torch.stack(outputs)).reshape(REPEATS, len(groups), -1)
     return [*moved.mean(0).T]
@@ -205,7 +208,8 @@ def _means(sizes: Sequence[Mapping[str, Mapping[str, float]]], seed: int) -> dic
     count = len(sizes)
     # How often each example is there: once, and as often as it is drawn. (draw, example) @ (example, column)
     times = np.vstack([np.ones(count), np.random.default_rng(seed).multinomial(count, [1 / count] * count, DRAWS)])
-    given = {who: pd.DataFrame([one[who] for one in sizes]) for who in sizes[0]}
+    every = [who for who in sizes[0] if all(who in one for one in sizes)]
+    given = {who: pd.DataFrame([one[who] for one in sizes]) for who in every}
     return {who: pd.DataFrame(times @ one.to_numpy() / count, columns=one.columns) for who, one in given.items()}
 
 
@@ -225,10 +229,10 @@ def _columns(means: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
 
 def _global(means: Mapping[str, pd.DataFrame], name: str, count: int) -> pd.DataFrame:
     """Spearman's ρ of the columns' mean sizes; intervals are over the examples, drawn again."""
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for both in OF_TABLES.values():
         title = [name if one == "method" else one for one in both]
         if title[0] != title[1] and {*both} <= {*means}:
             found = spearman_drawn(*(means[who].to_numpy() for who in both))
-            rows.append({"pair": " – ".join(title), **found, "n": count})
-    return pd.DataFrame(rows)
+            rows.setdefault(" – ".join(title), {**found, "n": count})
+    return pd.DataFrame([{"pair": pair, **row} for pair, row in rows.items()])
