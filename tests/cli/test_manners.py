@@ -95,7 +95,11 @@ def test_one_set_of_names():
     made = typer.main.get_command(app)
     for name in ("audit", "compare", "trial"):
         spelled = [one.opts for one in made.commands[name].params]
-        for pair in (["--text-column", "--text"], ["--label-column", "--target-column", "--label"], ["--limit", "--examples"]):
+        for pair in (
+            ["--text-column", "--text"],
+            ["--label-column", "--target-column", "--label"],
+            ["--limit", "--examples"],
+        ):
             assert pair in spelled
     assert shared.TASKS == TASKS
 
