@@ -300,6 +300,8 @@ def test_missing_and_unseen_cells():
     strict = clone(fitted).set_params(unseen="error").fit(frame, y)
     with pytest.raises(errors.InputError, match="'colour' holds 'mauve', which it did not at training"):
         strict.predict(row.assign(colour="mauve"))
+    with pytest.raises(errors.InputError, match="'colour' holds 'mauve'"):
+        regard.explain(strict.subject_, row.assign(colour="mauve"), method="raw")
 
     holes = frame.copy()
     holes.loc[::5, "colour"] = None

@@ -303,6 +303,9 @@ def test_the_attention_of_one_row_as_a_map_and_as_lines(subject):
     assert f"layer 1, head 3, 2: hours: {values[2]:.4g}" in svg
     layers = regard.explain(subject, frame[:1], method="raw", per_layer=True)[0].plot("lines")
     assert layers.values.shape == (2, 1, 5)
+    assert ">all heads<" in layers.svg()
+    last = regard.explain(subject, frame[:1], method="raw", matrix=True)[0]  # it computes the row that is read only
+    assert (last.queries, last.scores.shape) == (("[CLS]",), (1, 5))
 
 
 def test_over_seeds():

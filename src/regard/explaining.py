@@ -227,7 +227,7 @@ def _records(job: Job, trace: Trace, scores: Scores, upto: int | None = None) ->
             asked = batch.sequence_of(pieces[0].shape[axis])
             named = asked.features[example].until(upto if asked is batch else None) if asked else None
             lines = list(named.rows) if named else range(pieces[0].shape[axis])
-            queries = named.tokens if named else tuple(map(str, lines))
+            queries = named.tokens if named else _read_row(trace, example, len(lines)) or tuple(map(str, lines))
             pieces = [np.take(piece, lines, axis) for piece in pieces]
         numbers = np.concatenate(pieces, -1)
         if not np.isfinite(numbers).all():
@@ -371,6 +371,12 @@ def _traces_of_tokens(job: Job, batch: Batch, rows: list[int], tokens: list[int]
     for row, token, output in zip(rows, tokens, outputs[:, None], strict=True):
         score = subject.score(output, [token], job.of)
         yield replace(found.at(row).until(row), output=output, score=score, check=found.check)
+
+
+def _read_row(trace: Trace, example: int, count: int) -> tuple[str, ...]:
+    """The token of the row that is read, where a model computes that one only."""
+    features, read = trace.batch.features[example], trace.readout[example].nonzero().flatten().tolist()
+    return tuple(features.tokens[features.rows.index(row)] for row in read if count == len(read) == 1)
 
 
 def model_of(subject: Subject) -> dict[str, str]:

@@ -305,7 +305,10 @@ class Explanation:
         return draw.heads_grid(values, labels, title=self._title, caption=self.caption, legend="largest score")
 
     def _lines(self) -> draw.Picture:
-        return draw.head_lines(self._by_head(), list(self.features.tokens), title=self._title, caption=self.caption)
+        names = {axis: None if axis[:-1] in self.axes else [f"all {axis}"] for axis in ("layers", "heads")}
+        return draw.head_lines(
+            self._by_head(), list(self.features.tokens), title=self._title, caption=self.caption, **names
+        )
 
     def _by_head(self) -> NDArray[np.floating[Any]]:
         """``(layer, head, …, token)``, of which one may stand for all."""

@@ -23,6 +23,7 @@ def table(tmp_path_factory):
     old = (frame["age"] > 50) & (frame["place"] == "town")
     frame["pays"] = np.where(old, "much", "little")
     frame["rent"] = frame["age"] * 3.5 + draw.normal(size=160)
+    frame["sort"] = draw.choice(["a", "b"], 160)
     frame.loc[:3, "age"] = np.nan
     frame.loc[4:6, "place"] = None
     path = tmp_path_factory.mktemp("table") / "people.csv"
@@ -48,6 +49,7 @@ def test_from_a_table_to_a_model_and_its_report(call, table, tmp_path):
         (regard.estimators.load(folder).predict(held) == held["pays"]).mean(), abs=1e-4
     )
     assert f"--model {folder}" in err
+    assert told[f"(always {held['pays'].mode()[0]})"] == pytest.approx((held["pays"] == "little").mean(), abs=1e-4)
 
     again = ["audit", "--model", folder, "--data", folder / "held_out.csv", "--target-column", "pays"]
     run = tmp_path / "run"
@@ -65,6 +67,29 @@ def test_from_a_table_to_a_model_and_its_report(call, table, tmp_path):
 
     code, _, err = call(*given)
     assert (code, f"--out {folder} holds a model" in err) == (2, True)
+
+
+@pytest.mark.parametrize("model", ["ft_transformer", "tab_transformer", "saint"])
+def test_every_trial_runs_or_says_why_not(call, table, tmp_path, model):
+    folder, run = tmp_path / "model", tmp_path / "run"
+    code, _, err = call("fit", "--data", table, "--target-column", "pays", "--columns", "age,place,sort,noise", "--out",
+                        folder, "--model", model, "--epochs", 1)  # fmt: skip
+    assert code == 0, err
+    odd = pd.read_csv(table)[:12].assign(place="moon", noise=np.nan)
+    odd.to_csv(tmp_path / "odd.csv", index=False)
+    code, out, err = call("audit", "--model", folder, "--data", tmp_path / "odd.csv", "--target-column", "pays", "--trials",
+                          "all", "--methods", "raw", "--shown", 1, "--out", run, "--workers", 1)  # fmt: skip
+    assert code == 0, err
+    found = regard.load_audit(run)
+    ran = {one.trial for _, one in found.findings}
+    assert {"agreement", "permutation", "uniform", "randomisation", "stability", "comprehensiveness"} <= ran
+    refused = {one["trial"]: one["why"] for one in found.refused}
+    assert ran | {*refused} == {*regard.list_trials()["name"]}
+    assert "rationales" in refused["plausibility"]
+    page = " ".join((run / "report.html").read_text().split())
+    assert "column &#39;place&#39;: 12 of 12 cells were never seen in training" in page
+    assert "column &#39;noise&#39; has no value in any row" in page
+    assert ("the model attends to categories only" in page) == (model == "tab_transformer")
 
 
 def test_a_quantity_is_a_regression(call, table, tmp_path):
@@ -86,7 +111,7 @@ def test_a_quantity_is_a_regression(call, table, tmp_path):
         (["--task", "guessing"], ["task='guessing'", "classification"]),
         (["--columns", "age,plce"], ["columns='plce'", "'age', 'place'"]),
         (["--data", "nowhere.csv"], ["nowhere.csv", "is not a file"]),
-        (["--limit", "3"], ["too few to learn from"]),
+        (["--limit", "3"], ["has 3 rows: too few to learn from. Give 8 or more"]),
         (["--categories", "colour"], ["colour"]),
     ],
 )
@@ -110,7 +135,15 @@ def test_a_table_without_the_columns_of_the_model_is_refused(call, table, tmp_pa
         "audit", "--model", folder, "--data", other, "--target-column", "pays", "--out", tmp_path / "run"
     )
     assert code == 2
-    assert "'place'" in err
+    assert f"{other} has no column 'place', which {folder} was trained on" in err
+    code, _, err = call(
+        "audit", "--model", folder, "--data", table, "--target-column", "pay", "--out", tmp_path / "run"
+    )
+    assert (code, "target_column='pay'" in err, "Did you mean 'pays'" in err) == (2, True, True)
+    code, _, err = call("trial", "agreement", "--model", folder, "--data", table, "--similar-to", "x")
+    assert (code, "--similar-to x: this model gives no vector" in err) == (2, True)
+    code, _, err = call("fit", "--data", table, "--target-column", "pays", "--out", other)
+    assert (code, f"--out {other} is a file" in err) == (2, True)
     (folder / "estimator.json").write_text("{")
     code, _, err = call(
         "audit", "--model", folder, "--data", table, "--target-column", "pays", "--out", tmp_path / "run"

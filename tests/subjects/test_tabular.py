@@ -589,6 +589,7 @@ def test_rows_come_in_many_ways(inputs):
         ([], errors.EmptyInput, "no "),
         (FRAME[:0], errors.EmptyInput, "0 rows"),
         (["a text"], errors.InputError, "inputs[0]='a text' is no row"),
+        ([{"age": 3}], errors.InputError, "inputs[0] has no 'job'. Pass None for a cell that is missing"),
         (FRAME.drop(columns="sex"), errors.InputError, "'sex'"),
         (FRAME.assign(age="old"), errors.InputError, "has the text 'old'"),
         (7, errors.InputError, "inputs is a int"),

@@ -121,7 +121,10 @@ def rank_map(ranks: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, t
     return Picture(chart.properties(width=CELL * len(across), height=ROW * len(below)), array, title, caption)
 
 
-def head_lines(values: ArrayLike, tokens: Sequence[str], *, title: str, caption: str) -> Picture:
+def head_lines(
+    values: ArrayLike, tokens: Sequence[str], *, title: str, caption: str, layers: Sequence[str] | None = None,
+    heads: Sequence[str] | None = None,
+) -> Picture:  # fmt: skip
     """What each head of each layer gives to each token: a band for each layer, a line for each head.
 
     Args:
@@ -129,8 +132,12 @@ def head_lines(values: ArrayLike, tokens: Sequence[str], *, title: str, caption:
         tokens: what is looked at, in order.
         title: what is shown.
         caption: how to read it.
+        layers: their names; None: by number.
+        heads: the same.
     """
     array = finite("values", values, "layer", "head", "token")
+    below = one_each("layers", layers or [f"layer {number}" for number in range(len(array))], len(array))
+    across = one_each("heads", heads or [f"head {number}" for number in range(array.shape[1])], array.shape[1])
     named = keys(one_each("tokens", tokens, array.shape[2]))
     low, high = min(0.0, float(array.min())), float(array.max())
     step = (high - low) or 1.0
@@ -138,28 +145,27 @@ def head_lines(values: ArrayLike, tokens: Sequence[str], *, title: str, caption:
         {
             "token": named[token],
             "y": -layer + 0.9 * (value - low) / step,
-            "head": f"head {head}",
+            "head": across[head],
             "line": f"{layer} {head}",
         }
-        | {"said": f"layer {layer}, head {head}, {named[token]}: {value:.4g}"}
+        | {"said": f"{below[layer]}, {across[head]}, {named[token]}: {value:.4g}"}
         for (layer, head, token), value in np.ndenumerate(array)
     ]
-    floors = [{"y": -layer - 0.9 * low / step, "word": f"layer {layer}"} for layer in range(len(array))]
-    heads = [f"head {head}" for head in range(array.shape[1])]
+    floors = [{"y": -layer - 0.9 * low / step, "word": below[layer]} for layer in range(len(array))]
     legend = alt.Legend(title=None, orient="right", symbolSize=120)
     up = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[1 - len(array), 1], nice=False))
-    across = alt.X("token:O", sort=named, axis=alt.Axis(title=None, labelAngle=-45, labelLimit=140))
-    base = table(rows).encode(x=across, y=up)
-    colours, dashes = ([some[place // many % len(some)] for place in range(len(heads))] for some, many in (
+    along = alt.X("token:O", sort=named, axis=alt.Axis(title=None, labelAngle=-45, labelLimit=140))
+    base = table(rows).encode(x=along, y=up)
+    colours, dashes = ([some[place // many % len(some)] for place in range(len(across))] for some, many in (
         (PALETTE, 1), (DASHES, len(PALETTE)),
     ))  # fmt: skip
     lines = base.mark_line(aria=False).encode(
         detail="line:N",
-        stroke=alt.Stroke("head:N", sort=heads, scale=alt.Scale(domain=heads, range=colours), legend=legend),
-        strokeDash=alt.StrokeDash("head:N", sort=heads, scale=alt.Scale(domain=heads, range=dashes), legend=legend),
+        stroke=alt.Stroke("head:N", sort=across, scale=alt.Scale(domain=across, range=colours), legend=legend),
+        strokeDash=alt.StrokeDash("head:N", sort=across, scale=alt.Scale(domain=across, range=dashes), legend=legend),
     )
     dots = base.mark_circle(size=16, opacity=0.7).encode(
-        fill=alt.Fill("head:N", sort=heads, scale=alt.Scale(domain=heads, range=colours), legend=None),
+        fill=alt.Fill("head:N", sort=across, scale=alt.Scale(domain=across, range=colours), legend=None),
         description="said:N",
     )
     ground = table(floors).mark_rule(color="#bbb", aria=False).encode(y=up)
