@@ -77,7 +77,7 @@ def test_every_trial_runs_or_says_why_not(call, table, tmp_path, model):
     assert code == 0, err
     odd = pd.read_csv(table)[:12].assign(place="moon", noise=np.nan)
     odd.to_csv(tmp_path / "odd.csv", index=False)
-    code, out, err = call("audit", "--model", folder, "--data", tmp_path / "odd.csv", "--target-column", "pays", "--trials",
+    code, _, err = call("audit", "--model", folder, "--data", tmp_path / "odd.csv", "--target-column", "pays", "--trials",
                           "all", "--methods", "raw", "--shown", 1, "--out", run, "--workers", 1)  # fmt: skip
     assert code == 0, err
     found = regard.load_audit(run)

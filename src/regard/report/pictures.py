@@ -36,6 +36,7 @@ SIMPLE = re.compile(r"M-?[\d.]+,0A|M-([\d.]+),-\1h")  # a circle, a square
 CURVE = re.compile(r'"M([-\d.]+,[-\d.]+(?:L[-\d.]+,[-\d.]+){8,})(Z?)"')
 LINES = re.compile(r'(?:<line transform="translate\([-\d.]+,[-\d.]+\)"(?: [xy]2="[-\d.]+")?[^<>]*/>){3,}')
 LINE = re.compile(r'<line transform="translate\(([-\d.]+),([-\d.]+)\)"(?: (x|y)2="([-\d.]+)")?([^<>]*)/>')
+OTHER_UNITS = {("adversarial", "attention removed")}  # of an output, beside divergences of attention: no axis has both
 
 
 def inline(picture: draw.Picture, alt: str) -> Markup:
@@ -51,7 +52,8 @@ def inline(picture: draw.Picture, alt: str) -> Markup:
 
 def gauge(finding: Finding, name: str) -> Markup:
     """The statistic with its interval and what it is held against, on one axis."""
-    rows = {name: finding.interval} | {SHORT.get(of, of): one for of, one in finding.reference.items()}
+    beside = {of: one for of, one in finding.reference.items() if (finding.trial, of) not in OTHER_UNITS}
+    rows = {name: finding.interval} | {SHORT.get(of, of): one for of, one in beside.items()}
     known = {of: one for of, one in rows.items() if not math.isnan(one.value)}
     if not known:
         return Markup("")
