@@ -157,3 +157,10 @@ def test_half_a_surrogate_is_spelled_out(audit):
     assert r"\udfff" in made
     assert "␣" in made
     assert "<b>&lt;" not in made
+
+
+def test_what_is_written_on_shades_stays_dark_where_the_page_is():
+    from regard.draw.columns import ON_LIGHT
+
+    style = (Path(regard.report.__file__).parent / "templates/style.css").read_text()
+    assert f'svg [fill="{ON_LIGHT}"] {{ fill: {ON_LIGHT}; }}' in style  # else the page's own ink would win

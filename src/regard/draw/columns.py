@@ -14,6 +14,7 @@ from regard.draw.plots import DASHES, PALETTE
 from regard.errors import OptionError
 
 MOST = 30  # columns that are drawn
+HALF_WAY, ON_LIGHT = 0.33, "#05070f"  # up to there white is read on the shade, then this: both with a contrast of 4.5
 CELL, ROW, BAND = 64, 24, 90  # pixels: how wide a cell of a map is, how high a row, and a band of lines
 
 
@@ -99,10 +100,12 @@ def rank_map(ranks: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, t
         raise OptionError(f"ranks must be numbers (feature, method), but has shape {array.shape} or holds none.")
     below, across = one_each("rows", rows, len(array)), one_each("columns", columns, array.shape[1])
     worst = max(float(array[known].max()), 2.0)
+    dark = known & (array < 1 + HALF_WAY * (worst - 1))
+    inks = np.where(dark, "#fff", np.where(known, ON_LIGHT, INK))
     cells = [
         {"row": below[row], "column": across[column], "value": value if known[row, column] else None}
         | {"word": f"{value:.3g}" if known[row, column] else "–"}
-        | {"ink": "#fff" if known[row, column] and value < 0.4 * worst else INK}
+        | {"ink": str(inks[row, column])}
         | {"said": f"{below[row]} by {across[column]}: " + (f"{value:.3g}" if known[row, column] else "absent")}
         for (row, column), value in np.ndenumerate(array)
     ]
