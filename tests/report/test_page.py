@@ -16,8 +16,9 @@ import pytest
 
 from regard.audited import Audit
 from regard.draw import picture
+from regard.draw.columns import ON_LIGHT
 from regard.judging import CANNOT_TELL
-from regard.report import page
+from regard.report import HERE, page
 from regard.report.packing import pack
 from regard.report.wording import PLAIN
 
@@ -160,7 +161,5 @@ def test_half_a_surrogate_is_spelled_out(audit):
 
 
 def test_what_is_written_on_shades_stays_dark_where_the_page_is():
-    from regard.draw.columns import ON_LIGHT
-
-    style = (Path(regard.report.__file__).parent / "templates/style.css").read_text()
+    style = (HERE / "style.css").read_text()
     assert f'svg [fill="{ON_LIGHT}"] {{ fill: {ON_LIGHT}; }}' in style  # else the page's own ink would win
