@@ -32,7 +32,7 @@ def locate(model: str | Path) -> tuple[str, dict[str, Any]]:
             raise NotAModel(f"model={str(model)!r} holds {len(ggufs)} GGUF files: {names}. Pass one of them.")
         raise NotAModel(
             f"model={str(model)!r} is a folder without config.json and without a .gguf file. "
-            "Pass the folder that save_pretrained wrote."
+            "Pass the folder that save_pretrained or `regard fit` wrote."
         )
     if path.is_file():
         with path.open("rb") as file:
