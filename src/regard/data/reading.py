@@ -247,8 +247,8 @@ def _inputs(source: Source, options: Mapping[str, Any]) -> tuple[Kind, tuple[str
             return "pair" if len(usual) == 2 else "text", tuple(lower[name] for name in usual)
     raise InputError(
         f"{source.name} has the columns {source.listed}, none of them with a usual name for texts. Say which to read: "
-        "text='…' (--text-column …), pair=('…', '…'), or columns=['…', …] for a table (a --model that `regard fit` wrote "
-        "knows its columns)."
+        "text='…', pair=('…', '…'), or columns=['…', …] for a table. On the command line: --text-column, or a --model "
+        "for tables, as `regard fit` writes them."
     )
 
 
