@@ -29,7 +29,7 @@ METHODS: tuple[Method, ...] = (
     "grad_rollout",
 )  # fmt: skip
 ENCODED = 4096  # rows that are encoded at a time
-ROWS_AT_ONCE = 8192  # of attention in one forward pass; with gradients fewer, or they would be computed twice
+ROWS_AT_ONCE = 4096  # of attention in one forward pass; with gradients fewer, or they would be computed twice
 RANKS = "Only ranks are meaningful, not the numbers."
 
 
