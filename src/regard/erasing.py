@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention import Rerun, Trace, edits
 from regard.attention.paths import must_have_score
-from regard.attention.running import undisturbed
+from regard.attention.running import mixes, undisturbed
 from regard.attention.sources import at_least_float
 from regard.errors import NotServed, choose, non_finite
 from regard.progress import Counter
@@ -103,7 +103,7 @@ def without(subject: Subject, batch: Batch, removals: Sequence[tuple[int, Rows]]
     results: dict[int, Tensor] = {}
     with Counter("removing features", len(removals)) as counter, torch.no_grad(), undisturbed(subject.model):
         runs = _by_attention if how == "attention" else _by_length
-        runs = _in_company if getattr(subject, "mixes", False) and len(batch) > 1 else runs
+        runs = _in_company if mixes(subject, batch) else runs
         for numbers, output in runs(subject, batch, examples, gone, how):
             if not output.isfinite().all():
                 raise non_finite("the model's output without some features")

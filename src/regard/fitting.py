@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -31,7 +32,7 @@ Judge = Callable[[Tensor, Tensor], Tensor]  # outputs and targets of some rows, 
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TabularEstimator(BaseEstimator):  # type: ignore[misc]
+class TabularEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What the estimators of `regard.estimators` share: the options of training, and how they are saved."""
 
     epochs: int = 100
@@ -83,9 +84,9 @@ class TabularEstimator(BaseEstimator):  # type: ignore[misc]
         (folder / "estimator.json").write_text(text, encoding="utf-8")
         return folder
 
+    @abstractmethod
     def _model(self, outputs: int) -> nn.Module:
         """The model for the columns of the schema, untrained."""
-        raise NotImplementedError
 
     def _groups(self, model: nn.Module) -> Any:
         """Its parameters, as the optimizer takes them."""
@@ -101,8 +102,9 @@ class TabularEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _table(self, X: Any, *, fitting: bool) -> pd.DataFrame:  # noqa: N803
         """A frame by its names; an array (and any frame, if an array was learned from) by its places."""
-        if fitting and hasattr(self, "model_"):
-            del self.model_  # should this fit fail, nothing is fitted
+        if fitting:  # should it fail, nothing is fitted; what is learned now comes from no folder
+            for name in {"model_", "folder_"} & {*vars(self)}:
+                delattr(self, name)
         if hasattr(X, "columns") and (fitting or hasattr(self, "feature_names_in_")):
             frame = as_frame("X", X)
             if fitting:

@@ -176,7 +176,9 @@ class Hearing:
         absent = getattr(getattr(case.subject, "features", None), "left_out", "") if self.judges else ""
         warned += (f"left out: {absent}.",) if absent else ()
         if hasattr(case.subject, "remarks"):
-            warned += (*case.subject.remarks(inputs_of(case.examples)),)
+            if "remarks" not in case.shelf:  # one for all trials of these examples
+                case.shelf["remarks"] = case.subject.remarks(inputs_of(case.examples))
+            warned += (*case.shelf["remarks"],)
         whole = replace(
             result, trial=self.trial.name, claim=self.trial.claim, cite=self.trial.cite,
             criterion=self.trial.criterion, settings=settings, warnings=warned,

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from regard.attention.checkpoints import is_state
 from regard.attention.paths import Strand
-from regard.attention.running import must_differentiate, uncompiled, undisturbed
+from regard.attention.running import mixes, must_differentiate, uncompiled, undisturbed
 from regard.attention.shadowing import shadowing
 from regard.errors import NoGradient, NotServed
 from regard.types import Batch, How, Scores, Source, Subject
@@ -62,11 +62,6 @@ class Entrance:
                 "a state (example, row, channel) of its rows."
             )
 
-    @property
-    def mixes(self) -> bool:
-        """Whether the examples of the batch look at each other."""
-        return len(self.batch) > 1 and getattr(self.subject, "mixes", False)
-
     def emptied(self, how: How) -> Vectors:
         """The input without its words; special tokens and padding stay. Of two sequences the source's vectors."""
         strand: Strand = "rows" if self.batch.source is None else "source"
@@ -101,7 +96,7 @@ class Entrance:
         if torch.is_inference_mode_enabled():
             raise NoGradient("inside torch.inference_mode() there are no gradients. Leave that block first.")
         times = len(next(iter(vectors.values()))) // len(self.batch)
-        if times > 1 and self.mixes:
+        if times > 1 and mixes(self.subject, self.batch):
             chunks = zip(*(one.chunk(times) for one in vectors.values()), strict=True)
             return torch.cat([self.run(dict(zip(vectors, some, strict=True)), forward) for some in chunks])
         batch = self.batch if times == 1 else self.batch.pick([*range(len(self.batch))] * times)

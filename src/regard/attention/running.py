@@ -20,6 +20,7 @@ from regard.types import Batch, Subject
 
 # Gradients of longer batches keep only the inputs of blocks, at the price of one more forward pass.
 ROWS_KEPT = 2048
+Folds = Sequence[tuple[Callable[[Tensor], Tensor], int]] | None
 Gradients = bool | Literal["edits"]  # by everything, by nothing, or by what edits hold
 _lock = threading.Lock()
 # how many blocks a model is in, and the modes of its modules before the first of them
@@ -72,19 +73,25 @@ def run(subject: Subject, batch: Batch, tape: Tape, *, gradients: Gradients) -> 
         raise
 
 
-def own_gradients(
-    values: Tensor, leaves: Sequence[Tensor], folds: Sequence[tuple[Callable[[Tensor], Tensor], int]] | None
-) -> list[Tensor | None]:
+def mixes(subject: Subject, batch: Batch) -> bool:
+    """Whether the examples of a batch look at each other, so that what is said of one depends on the others."""
+    return len(batch) > 1 and getattr(subject, "mixes", False)
+
+
+def own_gradients(values: Tensor, leaves: Sequence[Tensor], *, apart: bool, folds: Folds = None) -> list[Tensor | None]:
     """The gradient of each example's value by what is its own; None by a leaf that no value depends on.
 
     Args:
         values: ``(example,)``.
         leaves: what is differentiated by.
-        folds: where examples look at each other: how to arrange each leaf's gradient, and which axis is examples then.
-            Every value is differentiated by itself, so that no example has what it did to others; otherwise None.
+        apart: examples look at each other: each value is differentiated by itself, so that no example has what it did
+            to others.
+        folds: of each leaf how its gradient is arranged, and which axis is examples then; None: as it is, the first.
     """
-    if folds is None:
-        return [*torch.autograd.grad(values, leaves, torch.ones_like(values), allow_unused=True)]
+    folds = folds or [(torch.Tensor.detach, 0)] * len(leaves)
+    if not apart:
+        slopes = torch.autograd.grad(values, leaves, torch.ones_like(values), allow_unused=True)
+        return [None if slope is None else fold(slope) for slope, (fold, _) in zip(slopes, folds, strict=True)]
     found: list[Tensor | None] = [None] * len(leaves)
     for example, only in enumerate(torch.eye(len(values)).to(values)):
         slopes = torch.autograd.grad(values, leaves, only, allow_unused=True, retain_graph=True)

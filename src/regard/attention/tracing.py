@@ -23,8 +23,8 @@ from regard.errors import NoGradient, NoSuchPart, NotReproduced, choose, whole_n
 from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets, one_by_one
 
 FRAME = ("site", "kind", "heads", "shape", "entropy", "special_share", "error")
-# of each subject, by what its sites looked like, how their axes were found to be read
-_settled: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[tuple[Reading, ...], ...]]] = WeakKeyDictionary()
+# of each subject what its sites looked like the last time that they were in doubt, and how they were found to be read
+_settled: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[tuple[Reading, ...]]]] = WeakKeyDictionary()
 
 
 class Sites(tuple[Site, ...]):
@@ -291,15 +291,15 @@ def special_keys(batch: Batch, keys: int) -> Tensor:
 def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
     """∂score/∂(A·V) of every site ``(example, head, query, channel)``; 0 where the score does not depend on it."""
     records = [(entry, entry.out) for entry in tape.records if entry.out is not None]
+    folds = [(entry.fold, 2 if entry.across else 0) for entry, _ in records]
     mixed = any(entry.across for entry, _ in records)
-    folds = [(entry.fold, 2 if entry.across else 0) for entry, _ in records] if mixed else None
     if not score.values.requires_grad:
         raise NoGradient(
             f"the target {score.names[0]!r} has no gradient with respect to attention: it is detached from the "
             "model's output, or the model runs under torch.no_grad()."
         )
     try:
-        found = own_gradients(score.values, [out for _, out in records], folds)
+        found = own_gradients(score.values, [out for _, out in records], apart=mixed, folds=folds)
     except RuntimeError as problem:
         if "use_reentrant" not in str(problem):
             raise
@@ -310,7 +310,7 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
     if all(gradient is None for gradient in found):
         raise NoGradient(f"the target {score.names[0]!r} does not depend differentiably on any attention site.")
     return [
-        entry.fold(torch.zeros_like(out)) if one is None else (one if mixed else entry.fold(one)).detach()
+        entry.fold(torch.zeros_like(out)) if one is None else one.detach()
         for (entry, out), one in zip(records, found, strict=True)
     ]
 
@@ -323,10 +323,9 @@ def settle(subject: Subject, batch: Batch, tape: Tape) -> None:
     if len(batch) == 1 or not any(map(_in_doubt, tape.records)):
         return
     shapes = tuple((entry.name, entry.readings, tuple(entry.proof.out.shape)) for entry in tape.records)
-    known = _settled.setdefault(subject, {})
-    if shapes in known:
-        pairs = zip(tape.records, known[shapes], strict=True)
-        tape.records[:] = [replace(entry, readings=readings) for entry, readings in pairs]
+    before, known = _settled.get(subject, ((), []))
+    if shapes == before:
+        tape.records[:] = [replace(entry, readings=one) for entry, one in zip(tape.records, known, strict=True)]
         return
     example = int(batch.real.sum(-1).argmax())
     alone, _ = record(subject, batch.pick([example]))
@@ -345,7 +344,7 @@ def settle(subject: Subject, batch: Batch, tape: Tape) -> None:
                 "as examples and heads agrees with the example run alone. Trace one example at a time."
             )
         tape.records[index] = possible[distances.index(min(distances))]
-    known[shapes] = tuple(entry.readings for entry in tape.records)
+    _settled[subject] = shapes, [entry.readings for entry in tape.records]
 
 
 def _in_doubt(entry: Record) -> bool:

@@ -75,12 +75,15 @@ def fit(
     estimator.fit(train, known)
     measure, score = _scored(kind, wanted, estimator.predict(test))
     usual = known.mode()[0] if kind == "classification" else known.mean()
-    _, constant = _scored(kind, wanted, usual)
+    always = f"(always {usual:.6g})" if kind == "regression" else f"(always {usual})"
+    _, by_usual = _scored(kind, wanted, usual)
     estimator.save(out)
     test.assign(**{target_column: wanted}).to_csv(out / HELD, index=False)
-    _tell(out, {"model": name, "columns": frame.shape[1], "trained on": len(train), "epochs": len(estimator.history_),
-                "held out": len(test), measure: round(score, 4), f"(always {usual:.6g})" if kind == "regression" else
-                f"(always {usual})": round(constant, 4)}, target_column, json=json)  # fmt: skip
+    facts = {
+        "model": name, "columns": frame.shape[1], "trained on": len(train), "epochs": len(estimator.history_),
+        "held out": len(test), measure: round(score, 4), always: round(by_usual, 4),
+    }  # fmt: skip
+    _tell(out, facts, target_column, json=json)
 
 
 def _names(given: Sequence[str] | None) -> list[str] | None:

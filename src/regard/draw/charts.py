@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import altair as alt
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from regard.draw.picture import INK, NEGATIVE, POSITIVE, Picture, finite, keys, one_each, plain, shade, table
 from regard.errors import OptionError
@@ -62,6 +62,19 @@ def bars(words: Sequence[str], values: ArrayLike, *, title: str, caption: str, t
     return Picture(chart.properties(width=480, height=24 * len(rows)), array, title, caption)
 
 
+def interval_rows(
+    names: Sequence[str], values: ArrayLike, low: ArrayLike, high: ArrayLike
+) -> tuple[NDArray[np.float64], list[dict[str, Any]]]:
+    """The values, and of each its name, value, interval, and all of it in words ("said")."""
+    array, lows, highs = (finite(what, x, "name") for what, x in (("values", values), ("low", low), ("high", high)))
+    shown = one_each("names", names, len(array))
+    return array, [
+        {"name": name, "value": value, "low": least, "high": most}
+        | {"said": f"{name}: {value:.4g} [{least:.4g}, {most:.4g}]"}
+        for name, value, least, most in zip(shown, array, lows, highs, strict=True)
+    ]
+
+
 def intervals(
     names: Sequence[str], values: ArrayLike, low: ArrayLike, high: ArrayLike, *, title: str, caption: str,
     level: float | None = None,
@@ -77,13 +90,8 @@ def intervals(
         caption: how to read it.
         level: a dashed line: what chance would reach.
     """
-    array, lows, highs = (finite(what, x, "name") for what, x in (("values", values), ("low", low), ("high", high)))
-    shown = one_each("names", names, len(array))
-    rows = [
-        {"name": name, "value": value, "low": least, "high": most}
-        | {"said": f"{name}: {value:.4g} [{least:.4g}, {most:.4g}]"}
-        for name, value, least, most in zip(shown, array, lows, highs, strict=True)
-    ]
+    array, rows = interval_rows(names, values, low, high)
+    shown = [row["name"] for row in rows]
     reach = alt.Scale(zero=False, padding=12)
     axis = alt.Axis(title=None, labelLimit=260)
     base = table(rows).encode(y=alt.Y("name:O", sort=shown, axis=axis), description="said:N")

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from regard.draw.charts import interval_rows
 from regard.draw.picture import INK, POSITIVE, Picture, finite, keys, one_each, table
 from regard.draw.plots import DASHES, PALETTE
 from regard.errors import OptionError
@@ -31,13 +32,8 @@ def interval_bars(
         title: what is shown.
         caption: how to read it.
     """
-    array, lows, highs = (finite(what, x, "name") for what, x in (("values", values), ("low", low), ("high", high)))
-    shown = one_each("names", names, len(array))
-    rows = [
-        {"name": name, "value": value, "low": least, "high": most}
-        | {"said": f"{name}: {value:.4g} [{least:.4g}, {most:.4g}]"}
-        for name, value, least, most in zip(shown, array, lows, highs, strict=True)
-    ]
+    array, rows = interval_rows(names, values, low, high)
+    shown = [row["name"] for row in rows]
     base = table(rows).encode(
         y=alt.Y("name:O", sort=shown, axis=alt.Axis(title=None, labelLimit=260)), description="said:N"
     )
@@ -52,36 +48,34 @@ def interval_bars(
     return Picture(chart.properties(width=360, height=ROW * len(rows)), array, title, caption)
 
 
-def column_bars(data: pd.DataFrame, *, title: str, caption: str, top: int = MOST) -> Picture:
+def column_bars(data: pd.DataFrame, *, title: str, caption: str) -> Picture:
     """The columns by whoever is first in a table with "column", "by", "value", "low" and "high".
 
     Args:
         data: a row for each column and who ranks it, the most important first.
         title: what is shown.
         caption: how to read it.
-        top: how many columns are drawn.
     """
     some = data[data["by"] == data["by"].iloc[0]]
-    more = f" The first {top} of {len(some)}." if len(some) > top else ""
-    some = some[:top]
-    ends = [some[end].to_numpy() for end in ("value", "low", "high")]
-    return interval_bars(some["column"].tolist(), *ends, title=title, caption=caption + more)
+    ends = [some[end][:MOST].to_numpy() for end in ("value", "low", "high")]
+    return interval_bars(some["column"][:MOST].tolist(), *ends, title=title, caption=caption + _left_out(len(some)))
 
 
-def column_ranks(data: pd.DataFrame, *, title: str, caption: str, top: int = MOST) -> Picture:
+def column_ranks(data: pd.DataFrame, *, title: str, caption: str) -> Picture:
     """Columns × who ranks them, of a table with "column", "by" and "rank"; in the order of the first.
 
     Args:
         data: a row for each column and who ranks it, the most important first.
         title: what is shown.
         caption: how to read it.
-        top: how many columns are drawn.
     """
-    ranks = data.pivot(index="column", columns="by", values="rank")
     who, every = data["by"].unique().tolist(), data["column"].unique().tolist()
-    more = f" The first {top} of {len(every)}." if len(every) > top else ""
-    shown = ranks.loc[every[:top], who]
-    return rank_map(shown.to_numpy(), every[:top], who, title=title, caption=caption + more)
+    ranks = data.pivot(index="column", columns="by", values="rank").loc[every[:MOST], who]
+    return rank_map(ranks.to_numpy(), every[:MOST], who, title=title, caption=caption + _left_out(len(every)))
+
+
+def _left_out(count: int) -> str:
+    return f" The first {MOST} of {count}." if count > MOST else ""
 
 
 def rank_map(ranks: ArrayLike, rows: Sequence[str], columns: Sequence[str], *, title: str, caption: str) -> Picture:

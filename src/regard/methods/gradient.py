@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.attention import Rerun, Trace, edits
 from regard.attention.entrance import Entrance
 from regard.attention.paths import must_have_score
-from regard.attention.running import own_gradients
+from regard.attention.running import mixes, own_gradients
 from regard.attention.sources import at_least_float
 from regard.errors import NoGradient, choose
 from regard.types import Scores
@@ -46,8 +46,7 @@ def gradient(trace: Trace, *, norm: Literal["dot", "l2"] = "dot", through_attent
         values = trace.subject.score(output, trace.target, trace.of).values
     if not values.requires_grad:
         raise NoGradient("the target does not depend differentiably on the input.")
-    folds = [(Tensor.detach, 0)] * len(leaves) if entrance.mixes else None
-    found = own_gradients(values, [*leaves.values()], folds)
+    found = own_gradients(values, [*leaves.values()], apart=mixes(trace.subject, trace.batch))
 
     def size(x: Tensor, slope: Tensor | None) -> Tensor:
         if slope is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.attention import Trace
 from regard.attention.entrance import Entrance
 from regard.attention.paths import Strand
+from regard.attention.running import mixes
 from regard.erasing import Values
 from regard.errors import NoGradient, NotServed, OptionError, choose, whole_numbers
 from regard.types import Scores
@@ -67,7 +68,7 @@ def integrated_gradients(trace: Trace, *, baseline: Literal["pad", "mask", "zero
         return found, delta
 
     with torch.enable_grad():
-        parts = [integral([one]) for one in every] if entrance.mixes else [integral(every)]
+        parts = [integral([one]) for one in every] if mixes(trace.subject, trace.batch) else [integral(every)]
     found = [torch.cat(some) for some in zip(*(found for found, _ in parts), strict=True)]
     sums = {name: numbers.detach().sum(-1) for name, numbers in zip(starts, found, strict=True)}
     return entrance.scores(sums, facts={"convergence_delta": torch.cat([delta for _, delta in parts])})

@@ -107,9 +107,10 @@ def _translation(
 
 def must_take(model: Any, known: Adapter, schema: Schema) -> None:
     """Refuse a model of another table: torch would run many of them all the same, on other columns' weights."""
-    numbers, cardinalities = own = len(schema.numbers), schema.cardinalities
-    if known.takes not in (None, own):
-        numbers, cardinalities = known.takes or own
+    if known.takes is None:
+        return
+    numbers, cardinalities = known.takes
+    if (numbers, cardinalities) != (len(schema.numbers), schema.cardinalities):
         raise SubjectError(
             f"model: {type(model).__name__} takes {numbers} numbers and categories of {list(cardinalities)} codes; the "
             f"schema has {len(schema.numbers)} and {list(schema.cardinalities)} (code 0: missing or never seen). Pass "
