@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard import measures as measures
     from regard import models as models
     from regard import rationales as rationales
+    from regard import recipes as recipes
     from regard import references as references
     from regard.adopting import adopt as adopt
     from regard.attention import Trace as Trace
@@ -37,6 +38,8 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard.methods.token_mixing import identifiability as identifiability
     from regard.ranking import Patterns as Patterns
     from regard.ranking import patterns as patterns
+    from regard.recipes import Recipe as Recipe
+    from regard.recipes import recipe as recipe
     from regard.subjects import causal as causal
     from regard.subjects import image as image
     from regard.subjects import module as module
@@ -54,14 +57,16 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
 HOMES = {
     "Audit": "audited", "Comparison": "comparison", "Explanation": "explanation", "Finding": "finding",
     "Importance": "importance",
-    "Patterns": "ranking", "Trace": "attention", "Verdict": "judging", "adopt": "adopting", "audit": "auditing",
+    "Patterns": "ranking", "Recipe": "recipes", "Trace": "attention", "Verdict": "judging", "adopt": "adopting",
+    "audit": "auditing",
     "causal": "subjects", "compare": "comparing", "compare_planted": "comparing", "data": "data",
     "diagnose": "diagnosis", "draw": "draw", "edits": "attention", "errors": "errors", "estimators": "estimators",
     "explain": "explaining", "feature_importance": "importance",
     "fit": "training", "identifiability": "methods.token_mixing", "image": "subjects", "intervene": "attention",
     "list_methods": "catalog", "list_trials": "trying", "load_audit": "audited", "load_explanation": "explanation",
     "load_finding": "finding", "measures": "measures", "models": "models", "module": "subjects", "patterns": "ranking",
-    "pooled": "subjects", "rationales": "rationales", "references": "references", "seq2seq": "subjects",
+    "pooled": "subjects", "rationales": "rationales", "recipe": "recipes", "recipes": "recipes",
+    "references": "references", "seq2seq": "subjects",
     "tabular": "subjects", "text": "subjects", "trace": "attention",
     "trial": "trying", "verdict": "judging",
 }  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.attention import Rerun, Trace, trace
 from regard.attention.editing import Spot
-from regard.attention.edits import Rows, Sites, scale, uniform
+from regard.attention.edits import Rows, Sites, scale
 from regard.attention.running import batch_of
 from regard.data import Example
 from regard.data.dataset import Kind
@@ -27,9 +27,7 @@ from regard.errors import (
     EmptyInput,
     InputError,
     NonFinite,
-    NoSuchPart,
     NotServed,
-    OptionError,
     TooLong,
     TrialFailed,
     WrongTarget,
@@ -70,6 +68,7 @@ class Case:
         batch_size: how many examples run together.
         hand: given a batch and what runs it, hands over its result, from wherever it is; None: it is run.
         shelf: what several trials of the same examples ask for, and is found only once.
+        lab: where more models like this one are trained; None: how that is done is not known.
     """
 
     subject: Any
@@ -84,6 +83,7 @@ class Case:
     batch_size: int = 32
     hand: Hand | None = None
     shelf: dict[Any, Any] = field(default_factory=dict, repr=False)
+    lab: Any = None
 
     @property
     def head(self) -> str:
@@ -322,16 +322,7 @@ class Part:
 
     def spots(self, rerun: Rerun) -> list[Spot]:
         """The sites that are edited."""
-        if self.case.sites not in ("last", "all"):
-            try:
-                return rerun.chosen(uniform(sites=self.case.sites))
-            except (NoSuchPart, OptionError) as problem:
-                said = str(problem).removeprefix("edit uniform(): ")
-                raise type(problem)(f"{said} Or pass 'last' or 'all'.") from None
-        able = [spot for spot in rerun.spots if spot.kind != "samples"]
-        if not able:
-            raise NotServed("all attention of this model is between examples: name the sites that are to be edited.")
-        return able if self.case.sites == "all" else able[-1:]
+        return rerun.named(self.case.sites)
 
     def moved(self, outputs: Tensor) -> Array:
         """``(variant, example)``: the total variation between other outputs ``(variant, example, class)`` and this."""

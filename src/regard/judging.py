@@ -64,7 +64,7 @@ CRITERIA = (
         "hard to manipulate", "a model trained to look elsewhere pays for it",
         "supported when the total variation paid at the seeds' 95th percentile of JSD is above the seeds' own; not "
         "supported when it is below",
-        ("manipulated",),
+        ("adversary",),
     ),
     Criterion(
         "works out of context", "its weights help a model that sees no context",

@@ -145,6 +145,17 @@ def ranked(scores: ArrayLike, name: str, seed: int) -> NDArray[np.intp]:
     return np.lexsort((lots.random(np.size(scores)), -np.abs(scores)))
 
 
+def extracted(scores: ArrayLike, share: float, contiguous: bool, name: str, seed: int) -> set[int]:
+    """The words that a rationale of this share keeps: the highest, or the window with the largest sum; ties by lot."""
+    array = np.asarray(scores, dtype=np.float64)
+    count = math.ceil(share * len(array) - 1e-9)
+    if not contiguous:
+        return set(ranked(array, name, seed)[:count].tolist())
+    sums = np.convolve(np.abs(array), np.ones(count), "valid")
+    start = int(ranked(sums, name, seed)[0])
+    return set(range(start, start + count))
+
+
 def auprc_by_lot(
     scores: Sequence[ArrayLike], truth: Sequence[NDArray[np.bool_] | None], names: Sequence[str], seed: int
 ) -> NDArray[np.float64]:

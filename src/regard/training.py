@@ -1,25 +1,144 @@
-"""One loop that fits a subject's model to data."""
+"""One loop that fits a subject's model to data, and recipes: how a model comes about from a seed."""
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention.edits import Sites
+from regard.attention.learning import Look, Watch
+from regard.checkpointing import Memory
 from regard.data import Dataset, Example
 from regard.data.planted import Planted, plant
-from regard.errors import EmptyInput, InputError, WrongTarget
+from regard.errors import EmptyInput, InputError, NonFinite, OptionError, WrongTarget, at_least_one
 from regard.progress import Counter
-from regard.types import Subject
+from regard.types import Batch, Subject
 
 UNDECIDED = 0.2  # share of a planted training set without a cause: a model that has none left does not know
 LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
+PROBED = 3  # examples that tell which attention there is; few, so that they are hardly as many as heads
+AT_ONCE = 64  # examples that are run together where nothing is learned
+
+
+@dataclass(eq=False)
+class Step:
+    """What a loss is made of: some examples, and what the model said and where it looked.
+
+    Args:
+        subject: what is trained.
+        examples: those of the batch.
+        places: their numbers among all examples that are learned from, or held out.
+        batch: the same, as the model takes them.
+        output: what it said, with its graph.
+        watch: what has seen its attention; None: nothing has.
+    """
+
+    subject: Any
+    examples: Sequence[Example]
+    places: Sequence[int]
+    batch: Batch
+    output: Tensor
+    watch: Watch | None
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        """Where each of the sites that the aim names looked; with the graph."""
+        if self.watch is None:
+            raise OptionError("sites=None: attention was not watched. Name sites, such as 'last', to learn from it.")
+        return self.watch.looks()
+
+    @cached_property
+    def usual(self) -> Tensor:
+        """Cross-entropy (of a number: the squared error), and what the model itself adds to it."""
+        own = getattr(self.subject, "loss", None)
+        loss: Tensor = (
+            _loss(self.subject, self.output, self.examples) if own is None else own(self.output, self.examples)
+        )
+        penalty = getattr(self.subject.model, "penalty", None)
+        return loss if penalty is None else loss + penalty
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """What a model is trained for; the usual is to predict labels.
+
+    Args:
+        sites: whose attention the loss looks at: "last", "all", numbers and names; None: it looks at none.
+        uniform: at which sites attention is uniform, from the first step on and for good; None: at none.
+        extra: what is added to the usual loss.
+    """
+
+    sites: Sites = None
+    uniform: Sites = None
+    extra: Callable[[Step], Tensor] | None = None
+
+    def pupil(self, subject: Any, examples: Sequence[Example]) -> Pupil:
+        """The subject, watched where that is needed; the examples tell which attention there is."""
+        if self.sites is None and self.uniform is None:
+            return Pupil(subject, None)
+        few, sites = inputs_of(examples[:PROBED]), "last" if self.sites is None else self.sites
+        return Pupil(subject, Watch(subject, few, sites=sites, uniform=self.uniform))
+
+    def loss(self, step: Step) -> Tensor:
+        """What is minimised: a mean over the examples of the step."""
+        return step.usual if self.extra is None else step.usual + self.extra(step)
+
+    def quality(self, pupil: Pupil, examples: Sequence[Example]) -> float:
+        """How good the model is on examples that are held out; the best epoch is kept."""
+        return float(pupil.fits(examples).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Pupil:
+    """A subject that is trained: it runs as the aim wants, also where nothing is learned.
+
+    Args:
+        subject: what is trained.
+        watch: runs it with its attention seen or made uniform; None: it runs by itself.
+    """
+
+    subject: Any
+    watch: Watch | None
+
+    def step(self, examples: Sequence[Example], places: Sequence[int]) -> Step:
+        """Run some of the examples."""
+        some = [examples[place] for place in places]
+        batch = self.subject.encode(inputs_of(some))
+        output = self.subject.forward(batch) if self.watch is None else self.watch(batch)
+        return Step(self.subject, some, places, batch, output, self.watch)
+
+    @torch.no_grad()
+    def steps(self, examples: Sequence[Example], size: int = AT_ONCE) -> Iterator[Step]:
+        """Run all examples, those of like lengths together; the model is in eval mode."""
+        self.subject.model.eval()
+        order = sorted(range(len(examples)), key=lambda place: length_of(examples[place]))
+        for start in range(0, len(order), size):
+            yield self.step(examples, order[start : start + size])
+
+    def fits(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """``(example,)``: how right the model is on each, in their order."""
+        found: dict[int, float] = {}
+        for step in self.steps(examples):
+            found |= dict(zip(step.places, fits(self.subject, step.output, step.examples), strict=True))
+        return np.array([found[place] for place in range(len(examples))])
+
+    def outputs(self, examples: Sequence[Example]) -> Tensor:
+        """``(example, class)``, in their order."""
+        found: dict[int, Tensor] = {}
+        for step in self.steps(examples):
+            found |= dict(zip(step.places, step.output, strict=True))
+        return torch.stack([found[place] for place in range(len(examples))])
 
 
 def fit(
@@ -32,8 +151,10 @@ def fit(
     batch_size: int = 32,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     seed: int = 0,
+    aim: Aim | None = None,
+    checkpoint: str | Path | None = None,
 ) -> pd.DataFrame:
-    """Train the subject's model, in place, to predict the labels of the data.
+    """Train the subject's model, in place.
 
     Args:
         subject: what is trained; its model ends in eval mode.
@@ -45,43 +166,56 @@ def fit(
         batch_size: examples in a step.
         optimizer: makes one for the model; None: AdamW with a learning rate of 1e-3.
         seed: of the order of examples, and of dropout. The model is initialised before.
+        aim: what it is trained for; None: to predict the labels. ``regard.training.Aim(sites="last", extra=…)`` adds a
+            loss of attention to that.
+        checkpoint: a .safetensors file in which the state after each epoch is kept; where it is there already, training
+            goes on from it, to the same bits.
 
     Returns:
         A row for each epoch: its number, the mean loss, and the accuracy (or minus the squared error) on validation.
     """
-    examples = _labelled(data)
-    held = None if validation is None else _labelled(validation)
+    examples, aim = labelled(data), aim or Aim()
+    held = None if validation is None else labelled(validation)
+    at_least_one("epochs", epochs)
+    at_least_one("batch_size", batch_size)
     make = optimizer or (lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
-    model, order = subject.model, np.random.default_rng(seed)
-    steps = make(model)
-    rows: list[dict[str, Any]] = []
-    best: tuple[float, dict[str, Any] | None] = (-np.inf, None)
-    since = 0
+    model, pupil = subject.model, aim.pupil(subject, examples)
     with torch.random.fork_rng(), Counter("training", epochs * len(examples)) as counter:
         torch.manual_seed(seed)
-        for epoch in range(epochs):
-            model.train()
+        memory = Memory(
+            model, make(model), np.random.default_rng(seed), None if checkpoint is None else Path(checkpoint)
+        )
+        memory.recall()
+        counter.advance(len(memory.rows) * len(examples))
+        while len(memory.rows) < epochs and (held is None or memory.since != patience):
             total = 0.0
-            for some in _shuffled(examples, batch_size, order):
-                loss = _loss(subject, subject.forward(subject.encode(inputs_of(some))), some)
-                steps.zero_grad()
+            model.train()
+            for places in _shuffled(examples, batch_size, memory.order):
+                step = pupil.step(examples, places)
+                loss = aim.loss(step)
+                memory.optimizer.zero_grad()
                 loss.backward()
-                steps.step()
-                total += float(loss.detach()) * len(some)
-                counter.advance(len(some))
+                memory.optimizer.step()
+                total += float(loss.detach()) * len(places)
+                counter.advance(len(places))
+                if not math.isfinite(total):
+                    raise Diverged(len(memory.rows), memory.rows)
             model.eval()
-            row: dict[str, Any] = {"epoch": epoch, "loss": total / len(examples)}
-            rows.append(row)
+            row: dict[str, Any] = {"epoch": len(memory.rows), "loss": total / len(examples)}
             if held is not None:
-                row["validation"] = quality = _quality(subject, held)
-                since = 0 if quality > best[0] else since + 1
-                if quality >= best[0]:
-                    best = quality, copy.deepcopy(model.state_dict())
-                if since == patience:
-                    break
-    if best[1] is not None:
-        model.load_state_dict(best[1])
-    return pd.DataFrame(rows)
+                row["validation"] = aim.quality(pupil, held)
+            memory.keep(row, row.get("validation"))
+    memory.best_again()
+    model.eval()
+    return pd.DataFrame(memory.rows)
+
+
+class Diverged(NonFinite):
+    """The loss became NaN or Inf; `rows` is what there was of the history."""
+
+    def __init__(self, epoch: int, rows: Sequence[dict[str, Any]]) -> None:
+        super().__init__(f"the loss became NaN or Inf in epoch {epoch}: training diverged. Lower the learning rate.")
+        self.rows = [*rows]
 
 
 def fit_planted(task: str, *, train: int = 2000, epochs: int = 20, seed: int = 0) -> tuple[Any, Planted]:
@@ -129,7 +263,8 @@ def as_inputs(inputs: Sequence[Any]) -> Any:
     return pd.DataFrame(listed) if isinstance(listed[0], dict) else listed
 
 
-def _labelled(data: Dataset) -> list[Example]:
+def labelled(data: Iterable[Example]) -> list[Example]:
+    """All examples; each must have a label."""
     examples = list(data)
     if not examples:
         raise EmptyInput("data holds no examples.")
@@ -139,12 +274,12 @@ def _labelled(data: Dataset) -> list[Example]:
     return examples
 
 
-def _shuffled(examples: list[Example], size: int, order: np.random.Generator) -> Iterable[list[Example]]:
-    """Batches of like lengths, in random order."""
-    places = order.permutation(len(examples))
-    batches = []
+def _shuffled(examples: list[Example], size: int, order: np.random.Generator) -> Iterable[list[int]]:
+    """Batches of like lengths, in random order, by the places of their examples."""
+    places = order.permutation(len(examples)).tolist()
+    batches: list[list[int]] = []
     for start in range(0, len(places), size * LOOKAHEAD):
-        some = sorted((examples[i] for i in places[start : start + size * LOOKAHEAD]), key=length_of)
+        some = sorted(places[start : start + size * LOOKAHEAD], key=lambda place: length_of(examples[place]))
         batches += [some[i : i + size] for i in range(0, len(some), size)]
     return [batches[i] for i in order.permutation(len(batches))]
 
@@ -154,7 +289,7 @@ def length_of(example: Example) -> int:
     return len(" ".join(example.input)) if isinstance(example.input, tuple) else len(example.input)
 
 
-def _loss(subject: Any, output: Tensor, examples: list[Example]) -> Tensor:
+def _loss(subject: Any, output: Tensor, examples: Sequence[Example]) -> Tensor:
     head = subject.head
     if head.kind == "regression":
         return F.mse_loss(output[:, 0], _numbers([example.label for example in examples]).to(output))
@@ -174,14 +309,18 @@ def class_of(head: Any, label: Any) -> int:
         raise
 
 
-def _quality(subject: Any, examples: list[Example]) -> float:
-    """Accuracy; of a regression minus the mean squared error."""
+def fits(subject: Any, output: Tensor, examples: Sequence[Example]) -> NDArray[np.float64]:
+    """``(example,)``: 1 where the class is right, else 0; of a regression minus the squared error.
+
+    A subject that is judged in another way has a function of this name.
+    """
+    if hasattr(subject, "fits"):
+        return np.asarray(subject.fits(output, examples))
     head, labels = subject.head, [one.label for one in examples]
-    inputs = [one.input for one in examples]
     if head.kind == "regression":
-        return -float(F.mse_loss(torch.cat([*_outputs(subject, inputs)])[:, 0].double(), _numbers(labels)))
-    wanted = [head.name(class_of(head, label)) for label in labels]
-    return float(np.mean([said == name for said, name in zip(predict(subject, inputs), wanted, strict=True)]))
+        return -((output[:, 0].double() - _numbers(labels).to(output.device)) ** 2).numpy(force=True)
+    said = head.columns(output, "logit").argmax(-1).numpy(force=True)
+    return np.asarray(said == [class_of(head, label) for label in labels], dtype=np.float64)
 
 
 def _numbers(labels: Sequence[Any]) -> Tensor:

@@ -23,6 +23,8 @@ from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
 from regard.finding import Finding
+from regard.lessons import Lab
+from regard.recipes import FITS, Recipe
 from regard.training import inputs_of
 from regard.types import How, Subject, Targets, one_by_one
 
@@ -53,7 +55,7 @@ def trial_named(name: str) -> Trial:
 
 
 def trial(
-    subject: Subject,
+    subject: Subject | Recipe,
     data: Any,
     name: str,
     *,
@@ -64,22 +66,29 @@ def trial(
     how: How | None = None,
     batch_size: int = 32,
     seed: int = 0,
+    workers: int = 1,
+    threads: int = 1,
     **options: Any,
 ) -> Finding:
     """Put attention, and what is made of it, on trial: a claim that can be false, tried on your model and data.
 
     Args:
-        subject: made by `regard.text`, `regard.pooled` and the like.
-        data: what `regard.data.read` takes, or has read; a planted task.
+        subject: made by `regard.text`, `regard.pooled` and the like; or a recipe (`regard.recipe`, `regard.recipes`),
+            whose base model is trained first. Trials that train more models need one.
+        data: what `regard.data.read` takes, or has read; a planted task. With a recipe its splits "train", "dev" and
+            "test" are used, or drawn.
         name: a name from `regard.list_trials`.
         method: the explanation on trial: a name from `regard.list_methods`, or ``(name, options)``; None: "raw".
             Trials that edit attention itself judge no explanation, and take none.
         sites: which attention is edited: "last" (the readout's rows, every head), "all", or numbers and names.
         target: what is explained; None: what is predicted.
-        examples: how many are drawn by lot from the data; None: all.
+        examples: how many are drawn by lot from the data; None: all. Trials that train models take all of "test".
         how: how words are removed, as in `leave_one_out`.
         batch_size: how many examples run together.
-        seed: of everything that is drawn.
+        seed: of everything that is drawn, and of the base model of a recipe.
+        workers: how many models are trained at a time, in as many processes; a script needs the usual
+            ``if __name__ == "__main__"`` then.
+        threads: of each training. Results are the same to the last bit for any number of workers, not of threads.
         options: of the trial; unknown ones are refused.
 
     Example:
@@ -89,12 +98,17 @@ def trial(
         >>> regard.trial(subject, texts, "permutation", n=20).outcome
         'supported'
     """
-    must_be_subject(subject)
     trial_named(name).chosen(options)
-    must_count(seed, examples=examples, batch_size=batch_size)
-    drawn = draw(data, examples, target, seed)
+    must_count(seed, examples=examples, batch_size=batch_size, workers=workers, threads=threads)
     asked: Any = {"method": method, "sites": sites, "how": how, "batch_size": batch_size, "seed": seed}
-    found = hearing(subject, drawn, name, options, **asked).finding()
+    model: Any = subject
+    if isinstance(subject, Recipe):
+        lab = Lab.of(subject, dataset_of(data), seed=seed, workers=workers, threads=threads)
+        model, data, asked["lab"] = lab.subject(), lab.test, lab
+    must_be_subject(model)
+    must_train(name, model, asked.get("lab"))
+    drawn = draw(data, None if trains(name) else examples, target, seed)
+    found = hearing(model, drawn, name, options, **asked).finding()
     for line in found.warnings:
         log.warning("%s: %s", name, line)
     return found
@@ -125,7 +139,7 @@ class Drawn:
 
 def draw(data: Any, examples: int | None, target: Targets, seed: int) -> Drawn:
     """Read the data and draw examples by lot; None: take all."""
-    dataset = data.test if isinstance(data, Planted) else data if isinstance(data, Dataset) else read(data)
+    dataset = data.test if isinstance(data, Planted) else dataset_of(data)
     size = len(dataset) if examples is None else examples
     drawn = tuple(dataset.sample(size, seed=seed) if size else dataset)
     if isinstance(target, list):
@@ -198,6 +212,7 @@ def hearing(
     batch_size: int = 32,
     seed: int = 0,
     shelf: dict[Any, Any] | None = None,
+    lab: Lab | None = None,
 ) -> Hearing:
     """Make a trial ready, or refuse what the data or the model does not have; arguments as in `trial`."""
     chosen = trial_named(name)
@@ -209,9 +224,36 @@ def hearing(
     case = Case(
         subject, drawn.data, drawn.examples, drawn.kind, job_for(subject, by, more, seed), sites=sites,
         target=drawn.target, how=how, seed=seed, batch_size=batch_size, shelf={} if shelf is None else shelf,
+        lab=lab,
     )  # fmt: skip
     _must_serve(chosen, case)
     return Hearing(chosen, case, wanted, drawn)
+
+
+def dataset_of(data: Any) -> Dataset:
+    """The data, read if need be; of a planted task what is learned from, and what is for judging."""
+    if isinstance(data, Planted):
+        parts = {"train": data.train, "dev": data.held_out, "test": data.test}
+        return Dataset.of([replace(one, split=split) for split, some in parts.items() for one in some])
+    found = data if isinstance(data, Dataset) else read(data)
+    named = found.source or (str(data) if isinstance(data, (str, Path)) else "")
+    return replace(found, source=named)
+
+
+def trains(name: str) -> bool:
+    """Whether a trial trains models."""
+    return "recipe" in trial_named(name).needs
+
+
+def must_train(name: str, subject: Any, lab: Lab | None) -> None:
+    """Refuse to train models of which nobody knows how they came about."""
+    if lab is None and trains(name):
+        kind = type(subject).__name__
+        fitting = f"regard.recipes.{FITS[kind]}" if kind in FITS else "regard.recipe(build=…, fit=…)"
+        raise NotServed(
+            f"{name} trains more models, and a {kind} does not say how it was trained. Pass a recipe in its place: "
+            f"{fitting} makes models like this one; on the command line --recipe."
+        )
 
 
 def must_count(seed: int, **counts: int | None) -> None:
@@ -273,7 +315,7 @@ def _must_serve(chosen: Trial, case: Case) -> None:
                 f"{chosen.name} needs {what}, and {missing} of {len(case.examples)} examples have none. Name the "
                 f"column that holds them: regard.data.read(…, {what[:-1]}=…), or --{what[:-1]} on the command line."
             )
-    if not case.subject.predicts and case.target is None:
+    if not case.subject.predicts and case.target is None and "recipe" not in chosen.needs:
         raise NotServed(f"{chosen.name}: the model has no classes. Pass target=, such as subject.similarity(text).")
 
 

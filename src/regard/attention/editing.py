@@ -157,7 +157,7 @@ class Editor(Tape):
         record.readings = (self.plan.readings[number],)
         before = record.fold(result)
         edited, view = writable(result, record.fold)
-        if isinstance(source, Fused) and (asked := _by_kernel(steps[0].edit, source)):
+        if isinstance(source, Fused) and (asked := by_kernel(steps[0].edit, source)):
             source, steps = asked, steps[1:]
             again = attend_again(source, dropout)
             real = self.real_rows(record, 2)[:, None, :, None]  # padding rows stay as they are
@@ -321,7 +321,7 @@ def explicit(source: Given | Fused, heads: Tensor, rows: Tensor) -> tuple[Tensor
     return weights, allowed
 
 
-def _by_kernel(edit: Edit, source: Fused) -> Fused | None:
+def by_kernel(edit: Edit, source: Fused) -> Fused | None:
     """The arguments with which the kernel itself makes an edit of all heads and rows, if it can."""
     if edit.heads is not None or edit.rows != "all":
         return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.editing import Editor, Plan, Spot, Step, padded_rows
-from regard.attention.edits import Edit, custom, numbered, scale
+from regard.attention.edits import Edit, Sites, custom, numbered, scale, uniform
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
 from regard.attention.running import Gradients, batch_of, must_differentiate, out_of_memory, record, run, undisturbed
@@ -21,7 +21,16 @@ from regard.attention.sites import TOLERANCE, Site
 from regard.attention.sources import at_least_float
 from regard.attention.tape import Reading, Tape
 from regard.attention.tracing import settle, sites_of, special_keys
-from regard.errors import BadEdit, NoGradient, NoSuchPart, RegardError, non_finite, whole_numbers
+from regard.errors import (
+    BadEdit,
+    NoGradient,
+    NoSuchPart,
+    NotServed,
+    OptionError,
+    RegardError,
+    non_finite,
+    whole_numbers,
+)
 from regard.progress import Counter
 from regard.types import Batch, Subject
 
@@ -123,6 +132,19 @@ class Rerun:
                 raise NoSuchPart(f"edit {edit.name}: sites={which!r} is not there. There are {there}.")
             found |= {spot.index: spot for spot in some}
         return [found[index] for index in sorted(found)]
+
+    def named(self, sites: Sites) -> list[Spot]:
+        """The sites that are meant: "last", "all", or numbers and names; attention between examples only by name."""
+        if sites not in ("last", "all"):
+            try:
+                return self.chosen(uniform(sites=sites))
+            except (NoSuchPart, OptionError) as problem:
+                said = str(problem).removeprefix("edit uniform(): ")
+                raise type(problem)(f"{said} Or pass 'last' or 'all'.") from None
+        able = [spot for spot in self.spots if spot.kind != "samples"]
+        if not able:
+            raise NotServed("all attention of this model is between examples: name the sites that are to be edited.")
+        return able if sites == "all" else able[-1:]
 
     def _heads(self, edit: Edit, spot: Spot) -> Tensor:
         """``(head,)``: those that an edit names, each once."""

@@ -91,6 +91,7 @@ class Tape(TorchFunctionMode):
         self.left_fast_path = False
         self.opaque: set[str] = set()
         self.sampled: dict[int, Tensor] = {}
+        self.dropped: dict[int, float] = {}  # by flow: the share of its weights that a site is still to drop
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See one call; run it; return what it returned."""
@@ -115,7 +116,7 @@ class Tape(TorchFunctionMode):
                 source = Given(mix.weights, mix.values, mix.visible)
                 recorded = self._record(source, mix.out, result, not mix.flow.product, mix.arrange_out)
                 if isinstance(recorded, Record):
-                    result = self.edit(recorded, source, result)
+                    result = self.edit(recorded, source, result, self.dropped.get(id(mix.flow), 0.0))
                 else:
                     reason = recorded
             mix.flow.refused, mix.flow.settled = reason, mix.flow.settled or reason is None

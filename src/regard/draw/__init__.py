@@ -5,7 +5,7 @@ from regard.draw.columns import column_bars, column_ranks, head_lines, interval_
 from regard.draw.maps import image_map
 from regard.draw.page import page
 from regard.draw.picture import Picture
-from regard.draw.plots import cumulative, densities, heads, histogram, lines, points
+from regard.draw.plots import cumulative, densities, heads, histogram, lines, points, tradeoff
 from regard.draw.trees import tree, tree_edges
 from regard.draw.words import shaded_html, shaded_terminal, text_line
 
@@ -32,6 +32,7 @@ __all__ = [
     "shaded_terminal",
     "text_line",
     "token_map",
+    "tradeoff",
     "tree",
     "tree_edges",
 ]

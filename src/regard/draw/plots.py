@@ -23,6 +23,7 @@ DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]  # curves are told apart without
 WORDS = {
     "tau": "Kendall's τ", "noise tau": "Kendall's τ under noise", "dropout tau": "Kendall's τ under dropout",
     "largest": "largest attention weight", "moved": "change of the output", "site": "attention site, from the input up",
+    "jsd": "divergence of attention from the base's (JSD, at most 0.693)", "mass": "attention mass",
     "epsilon_max_jsd": "divergence from the observed attention (JSD, at most 0.693)",
     "sooner": "share of features removed less than in random orders", "share": "share of the words",
     "delta_alpha": "how much larger the largest weight is than another",
@@ -108,6 +109,48 @@ def lines(
             0, filled.mark_area(opacity=0.2, aria=False).encode(y=alt.Y("low:Q", title=_said(y)), y2="high:Q")
         )
     return _finished([*layers, *_line(level, "y")], some[ends], title, caption)
+
+
+def tradeoff(
+    data: pd.DataFrame, *, x: str, y: str, by: str, line: str, label: str, title: str, caption: str,
+    level: float | None = None,
+) -> Picture:  # fmt: skip
+    """Points of several kinds with their intervals in both directions; those of one kind are joined, in their order.
+
+    Args:
+        data: a row for each point; ``x_low`` and the like are ends of intervals.
+        x: the column that goes to the right.
+        y: the column that goes up.
+        by: the column that says of which kind a point is.
+        line: the kind whose points are joined, and named.
+        label: the column with their names.
+        title: what is shown.
+        caption: how to read it.
+        level: a dashed line upwards.
+    """
+    some = _clean(data, [x, y], by)
+    ends = [f"{axis}_{end}" for axis in (x, y) for end in ("low", "high")]
+    names = dict(zip(ends, ("x_low", "x_high", "y_low", "y_high"), strict=True)) | {x: "x", y: "y"}
+    rows = [
+        {short: float(row[long]) for long, short in names.items() if long in row and pd.notna(row[long])}
+        | {"by": row[by], "name": plain(row[label]), "at": place}
+        | {"said": f"{row[label]}: {_said(x)} {_short(float(row[x]))}, {_said(y)} {_short(float(row[y]))}"}
+        for place, row in enumerate(some.to_dict(orient="records"))
+    ]
+    kinds = [*dict.fromkeys(some[by])]
+    scale = alt.Scale(domain=kinds, range=[PALETTE[place % len(PALETTE)] for place in range(len(kinds))])
+    base = table(rows).encode(color=alt.Color("by:N", sort=None, scale=scale, legend=_legend("")))
+    across, up = alt.X("x:Q", title=_said(x)), alt.Y("y:Q", title=_said(y))
+    joined = base.transform_filter(alt.FieldEqualPredicate(field="by", equal=plain(line)))
+    shapes = alt.Shape("by:N", sort=None, scale=alt.Scale(domain=kinds), legend=_legend(""))
+    layers = [
+        joined.mark_line(aria=False).encode(x=across, y=up, order="at:Q"),
+        base.mark_rule(opacity=0.45, aria=False).encode(x=alt.X("x_low:Q"), x2="x_high", y=up),
+        base.mark_rule(opacity=0.45, aria=False).encode(x=across, y=alt.Y("y_low:Q"), y2="y_high"),
+        base.mark_point(filled=True, size=55, opacity=0.9).encode(x=across, y=up, shape=shapes, description="said:N"),
+        joined.mark_text(align="left", dx=7, dy=-6, fontSize=10, aria=False).encode(x=across, y=up, text="name:N"),
+    ]
+    return _finished([*layers, *_line(level, "x")], some[[x, y]], title, caption)
 
 
 def cumulative(data: pd.DataFrame, *, x: Mapping[str, str], title: str, caption: str) -> Picture:

@@ -10,23 +10,25 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
 from regard.errors import OptionError, WorkerDied
-from regard.jobs.plan import Unit
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # a record of plain values, and arrays by name
-Work = Callable[[Unit], Result]
+U = TypeVar("U")  # a unit, or whatever else is plain enough to be sent
 AHEAD = 4  # chunks for each other process that are handed over before they are asked for: this one may be busy for long
 
 
-def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> Iterator[tuple[Unit, Result]]:
+def run(
+    work: Callable[[U], Result], chunks: Sequence[Sequence[U]], *, workers: int = 1, beside: bool = True
+) -> Iterator[tuple[U, Result]]:
     """Do the work on all units, and hand over each result as it comes.
 
     Args:
         work: from a unit to its result; with several processes it is sent to each of them once.
         chunks: units that share work, and so run in the same process one after the other.
         workers: how many processes, with this one.
+        beside: this process works, too; otherwise it hands over what is done as soon as it is, and so many others work.
     """
     if workers == 1 or len(chunks) < 2:
         for chunk in chunks:
@@ -40,9 +42,10 @@ def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> It
             f"workers={workers!r}: this model cannot be sent to other processes ({problem}). Pass workers=1."
         ) from None
     # `spawn`: a process that is forked while torch has threads may hang.
-    pool = ProcessPoolExecutor(workers - 1, multiprocessing.get_context("spawn"), _begin, (sent,))
+    others = workers - beside
+    pool = ProcessPoolExecutor(others, multiprocessing.get_context("spawn"), _begin, (sent,))
     try:
-        yield from _spread(work, pool, list(chunks), workers - 1)
+        yield from _spread(work if beside else None, pool, list(chunks), others)
     except BrokenProcessPool:
         raise WorkerDied(
             f"workers={workers!r}: one of the processes died, perhaps for want of memory. What was finished is kept: "
@@ -53,26 +56,26 @@ def run(work: Work, chunks: Sequence[Sequence[Unit]], *, workers: int = 1) -> It
 
 
 def _spread(
-    work: Work, pool: ProcessPoolExecutor, waiting: list[Sequence[Unit]], others: int
-) -> Iterator[tuple[Unit, Result]]:
-    """Keep the other processes busy, without handing over everything at once, and work beside them.
+    work: Callable[[U], Result] | None, pool: ProcessPoolExecutor, waiting: list[Sequence[U]], others: int
+) -> Iterator[tuple[U, Result]]:
+    """Keep the other processes busy, without handing over everything at once, and work beside them, if asked to.
 
     This process has the model already; the others need seconds to begin.
     """
-    running: dict[Future[list[Result]], Sequence[Unit]] = {}
+    running: dict[Future[list[Result]], Sequence[U]] = {}
     while waiting or running:
-        while waiting and len(running) < AHEAD * others:
+        while waiting and len(running) < (AHEAD if work else 1) * others:
             chunk = waiting.pop(0)
             running[pool.submit(_do, chunk)] = chunk
-        if waiting:
+        if waiting and work:
             for unit in waiting.pop(0):
                 yield unit, work(unit)
-        done, _ = wait(running, timeout=0 if waiting else None, return_when=FIRST_COMPLETED)
+        done, _ = wait(running, timeout=0 if waiting and work else None, return_when=FIRST_COMPLETED)
         for one in done:
             yield from zip(running.pop(one), one.result(), strict=True)
 
 
-_work: Work | None = None  # of a process that works for another
+_work: Callable[[Any], Result] | None = None  # of a process that works for another
 
 
 def _begin(sent: bytes) -> None:
@@ -90,6 +93,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _do(chunk: Sequence[Unit]) -> list[Result]:
+def _do(chunk: Sequence[Any]) -> list[Result]:
     assert _work is not None
     return [_work(unit) for unit in chunk]

@@ -20,7 +20,7 @@ from regard.measures.ranks import (
     top_k_distance,
     weighted_kendall,
 )
-from regard.measures.statistics import Interval, bootstrap, corrected, paired, permutation_p
+from regard.measures.statistics import Interval, bootstrap, corrected, crossed, paired, permutation_p, resampled
 
 __all__ = [
     "Correlation",
@@ -29,6 +29,7 @@ __all__ = [
     "agreements",
     "bootstrap",
     "corrected",
+    "crossed",
     "jsd",
     "kendall",
     "kl",
@@ -38,6 +39,7 @@ __all__ = [
     "pearson",
     "permutation_p",
     "rank_biased_overlap",
+    "resampled",
     "spearman",
     "top_k_distance",
     "tvd",

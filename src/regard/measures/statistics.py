@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +71,34 @@ def paired(values: ArrayLike, others: ArrayLike, *, level: float = 0.95, draws: 
         Interval(value=1.0, low=1.0, high=1.0, n=2, undefined=1)
     """
     return bootstrap(_differences(values, others), level=level, draws=draws, seed=seed)
+
+
+def crossed(values: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0) -> Interval:
+    """The mean of ``(model, example)`` with an interval for other models of the kind **and** other examples.
+
+    Both are drawn again with replacement, independently of each other. ``n`` is the number of examples.
+
+    Example:
+        >>> crossed([[1, 1, 1], [1, 1, 1]])
+        Interval(value=1.0, low=1.0, high=1.0, n=3, undefined=0)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or not array.size or not np.isfinite(array).all():
+        raise InputError(f"values has shape {array.shape}. Pass a finite number for each model and example.")
+    drawn = resampled(len(array), array.shape[1], draws, seed)
+    means = np.concatenate([np.einsum("dm,me,de->d", models, array, examples) for models, examples in drawn])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(array.mean()), float(low), float(high), array.shape[1], 0)
+
+
+def resampled(models: int, examples: int, draws: int, seed: int) -> Iterator[tuple[Array, Array]]:
+    """In blocks of draws, how much each model ``(draw, model)`` and example ``(draw, example)`` counts: sums are 1."""
+    rng, size = np.random.default_rng(seed), max(1, BLOCK // examples)
+    for start in range(0, at_least_one("draws", draws), size):
+        some = min(size, draws - start)
+        both = (rng.multinomial(count, np.full(count, 1 / count), size=some) / count for count in (models, examples))
+        one, other = both
+        yield one, other
 
 
 def permutation_p(values: ArrayLike, others: ArrayLike, *, draws: int = 9999, seed: int = 0) -> float:

@@ -194,3 +194,25 @@ def sentence_pooling(model: nn.Module | str | Path) -> Literal["first", "mean"] 
     if modes.get("pooling_mode_mean_tokens"):
         return "mean"
     return "first" if modes.get("pooling_mode_cls_token") else None
+
+
+def fresh_classifier(
+    path: str, labels: list[str] | None, *, tokens: int, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """A pre-trained encoder with an untrained head for these labels (None: for a number), and its tokenizer."""
+    source, options = locate(path)
+    options |= {"trust_remote_code": trust_remote_code}
+    names: dict[str, Any] = {"num_labels": 1}
+    if labels is not None:
+        names = {"id2label": dict(enumerate(labels)), "label2id": {name: place for place, name in enumerate(labels)}}
+    told = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # that the head is new is no news
+    try:
+        with _explained(f"path={path!r}", source):
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(
+                source, use_safetensors=True, ignore_mismatched_sizes=True, **names, **options
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, model_max_length=tokens, **options)
+    finally:
+        transformers.utils.logging.set_verbosity(told)
+    return model, tokenizer

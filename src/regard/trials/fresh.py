@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,12 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from regard.cases import Array, Case, Part
+from regard.cases import Case, Part
 from regard.erasing import without
 from regard.errors import true_or_false, within
 from regard.finding import Finding, holds, said
 from regard.measures import bootstrap, paired
-from regard.rationales import ranked
+from regard.rationales import extracted
 
 CLAIM = "The words ranked highest carry the decision: from them alone it is kept more often than from random ones."
 REFERENCE = "As many random words alone, of the same examples."
@@ -46,7 +45,7 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
         removals = []
         for scores in part.scores(jobs).values():
             for at, (numbers, features) in enumerate(zip(scores, part.features, strict=True)):
-                kept = _rationale(numbers, share, contiguous, part.ids[at], case.seed)
+                kept = extracted(numbers, share, contiguous, part.ids[at], case.seed)
                 gone = [rows for word, rows in enumerate(features.rows_of_words) if word not in kept]
                 removals.append((at, tuple(row for rows in gone for row in rows)))
         left = without(case.subject, part.batch, removals, part.how, lambda output, _: output)
@@ -89,13 +88,3 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
         charts={"sure": {"kind": "points", "x": "probability_full", "y": "probability_rationale", "by": "predicted"}},
         settings=notes,
     )  # fmt: skip
-
-
-def _rationale(scores: Array, share: float, contiguous: bool, name: str, seed: int) -> set[int]:
-    """The words that are kept; ties are broken by lot."""
-    count = math.ceil(share * len(scores) - 1e-9)
-    if not contiguous:
-        return set(ranked(scores, name, seed)[:count].tolist())
-    sums = np.convolve(np.abs(scores), np.ones(count), "valid")
-    start = int(ranked(sums, name, seed)[0])
-    return set(range(start, start + count))

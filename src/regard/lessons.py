@@ -1,0 +1,383 @@
+"""Where models of a recipe are trained: each once, kept, and never twice."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from regard.aims import Mask, features_of, flagged, moved
+from regard.attention.edits import Sites
+from regard.attention.learning import Watch
+from regard.data import Dataset, Example
+from regard.errors import InputError, OptionError, TrialFailed, WrongTarget, at_least_one
+from regard.fingerprints import of_examples, of_versions
+from regard.jobs.files import digest, remove
+from regard.jobs.running import run
+from regard.jobs.store import Store
+from regard.measures import jsd
+from regard.progress import Counter
+from regard.recipes import Recipe
+from regard.teaching import SPLITS, Arrays, Lesson, Task, Teacher, load_weights
+from regard.training import AT_ONCE, PROBED, class_of, fits, inputs_of, labelled
+
+FRESH = 1000  # between the seed of a base and those of models that are no copy of one
+FEWEST = {"train": 10, "dev": 5, "test": 5}
+SHARES = {"dev": 0.1, "test": 0.2}  # of data that come without splits
+NAMES = {
+    "train": ("train", "training"), "dev": ("dev", "development", "validation", "valid", "val"), "test": ("test",),
+}  # fmt: skip
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What came of a lesson.
+
+    Args:
+        lesson: which one.
+        record: "diverged" ("" or why), "history", a row for each epoch.
+        arrays: of the test split "test/output", "test/looks", "test/lengths" and the like.
+    """
+
+    lesson: Lesson
+    record: Mapping[str, Any]
+    arrays: Arrays
+
+    @property
+    def diverged(self) -> str:
+        """Why training came to nothing; "" where it did not."""
+        return str(self.record["diverged"])
+
+    def looks(self, places: Sequence[int]) -> list[Array]:
+        """Of each test example the weights of its words, ``(site, word)``, each site divided by its sum."""
+        return [part / np.maximum(part.sum(-1, keepdims=True), 1e-12) for part in self.raw(places)]
+
+    def raw(self, places: Sequence[int]) -> list[Array]:
+        """The same as it is; what is missing to 1 is on special tokens."""
+        return _split(self.arrays["test/looks"][list(places)], self.arrays["test/lengths"])
+
+    def heads(self) -> list[Array]:
+        """Of each test example what each head of the last site gives its words: ``(head, word)``."""
+        return _split(self.arrays["test/heads"], self.arrays["test/lengths"])
+
+
+@dataclass(frozen=True, eq=False)
+class Lab:
+    """A recipe, its data, and the models that were trained so far. Made by `Lab.of`.
+
+    Args:
+        recipe: how models come about.
+        data: by split, the examples. They are learned from, stopped by, and judged by, and these are never the same.
+        source: what the data is called.
+        seed: of the first model; the others follow.
+        workers: how many trainings run at a time.
+        threads: of each of them.
+        folder: where all is kept.
+    """
+
+    recipe: Recipe
+    data: Mapping[str, tuple[Example, ...]]
+    source: str
+    seed: int
+    workers: int
+    threads: int
+    folder: Path
+    known: dict[str, Taught] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, data: Dataset, *, seed: int = 0, workers: int = 1, threads: int = 1,
+        folder: Path | None = None,
+    ) -> Lab:  # fmt: skip
+        """Split the data, if they do not come so, and see that labels fit; nothing is trained yet."""
+        parts = splits_of(data, seed)
+        head = recipe.build(Dataset.of(parts["train"]), seed).head  # type: ignore[attr-defined]
+        if head.kind == "regression":
+            parts = _standardised(parts)
+        elif head.kind != "embedding":
+            _must_fit(head, parts)
+        prints = {name: of_examples(some) for name, some in parts.items()}
+        identity = {"recipe": recipe.identity, "data": prints, "versions": of_versions(), "threads": threads}
+        within = folder or recipe.keep or _while_at_hand(recipe)
+        place = Path(within) / f"models-{digest(repr(identity).encode())[:16]}"
+        lab = cls(recipe, parts, data.source, seed, workers, threads, place)
+        vars(lab)["identity"] = identity
+        return lab
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that a lesson's result depends on, besides the lesson."""
+        raise AssertionError("set by Lab.of")
+
+    @cached_property
+    def untrained(self) -> Any:
+        """A model that has learned nothing: it tells what can be asked."""
+        return self.recipe.build(Dataset.of(self.data["train"]), self.seed)
+
+    @property
+    def head(self) -> Any:
+        """What the columns of the output are."""
+        return self.untrained.head
+
+    @cached_property
+    def test(self) -> Dataset:
+        """What models are judged by."""
+        return replace(Dataset.of(self.data["test"]), source=self.source)
+
+    def must_have(self, seeds: Any, least: int = 1) -> None:
+        """Refuse to compare fewer models than it takes."""
+        if at_least_one("seeds", seeds) < least:
+            raise OptionError(f"seeds={seeds!r}: it takes {least} models at least to tell how far seeds differ.")
+
+    def fresh(self, number: int) -> int:
+        """The seed of a model that is no copy of a plain one."""
+        return self.seed + FRESH + number
+
+    def plain(self, seeds: int) -> list[Lesson]:
+        """The recipe as it is, so many times; the first is the base of all else."""
+        return [Lesson("plain", self.seed + number) for number in range(seeds)]
+
+    def places(self, sites: Sites) -> tuple[list[int], list[int]]:
+        """The numbers of the sites that are meant, and which of those with words for keys they are."""
+        few = inputs_of(self.data["train"][:PROBED])
+        every, wanted = (Watch(self.untrained, few, sites=which).sites for which in ("all", sites))
+        return wanted, [every.index(site) for site in wanted]
+
+    def results(self, lessons: Sequence[Lesson], what: str) -> list[Taught]:
+        """Give those lessons that were not given yet, the ones that others need first; and what came of all."""
+        missing = {one.id: one for lesson in lessons for one in _with_bases(lesson) if one.id not in self.known}
+        if missing:
+            with Store.open(self.folder, {"identity": self.identity}, resume=True) as store:
+                self._give([*missing.values()], store, what)
+                for one in missing.values():
+                    kept = {name: x for name, x in store.arrays(one.id).items() if name.startswith("test/")}
+                    self.known[one.id] = Taught(one, store.record(one.id), kept)
+        return [self.known[lesson.id] for lesson in lessons]
+
+    def _give(self, lessons: list[Lesson], store: Store, what: str) -> None:
+        teacher = Teacher(self.recipe, self.data, self.folder / "checkpoints", self.threads)
+        left = [one for one in lessons if one.id not in store.finished]
+        with Counter(what, len(left), patience=0 if left else 2.0) as counter:
+            for depth in sorted({one.depth for one in left}):
+                tasks = [[Task(one, _needed(one, store))] for one in left if one.depth == depth]
+                workers = min(self.workers, len(tasks))
+                for task, (record, arrays) in run(teacher, tasks, workers=workers, beside=False):
+                    store.add(task.lesson.id, record, arrays)
+                    remove(teacher.checkpoint(task.lesson))
+                    counter.advance()
+
+    def subject(self, lesson: Lesson | None = None) -> Any:
+        """The model that a plain lesson has trained; None: the base."""
+        wanted = lesson or self.plain(1)[0]
+        (taught,) = self.results([wanted], "training the base")
+        self.sound([taught])
+        with Store.open(self.folder, {"identity": self.identity}, resume=True) as store:
+            arrays = store.arrays(wanted.id)
+        subject = self.recipe.build(Dataset.of(self.data["train"]), wanted.seed)
+        load_weights(subject, arrays)
+        return subject
+
+    def sound(self, results: list[Taught]) -> list[Taught]:
+        """The same; refused where training diverged, since nothing can be said without these models."""
+        for one in results:
+            if one.diverged:
+                raise TrialFailed(
+                    f"recipe={self.recipe.name!r}: {one.lesson.kind} with seed {one.lesson.seed}: {one.diverged}"
+                )
+        return results
+
+    def fits(self, taught: Taught) -> Array:
+        """``(example,)`` of the test split: 1 where the class is right, else 0; of a number 1 − its squared error."""
+        if "test/fits" in taught.arrays:
+            return np.asarray(taught.arrays["test/fits"])
+        right = fits(self.untrained, torch.from_numpy(taught.arrays["test/output"]), self.data["test"])
+        return np.asarray(right + (self.head.kind == "regression"))
+
+    def f1(self, taught: Taught) -> float:
+        """F1 of the second of two classes, as the papers have it; the mean over more; of numbers there is none."""
+        from sklearn.metrics import f1_score
+
+        if self.head.kind in ("regression", "embedding"):
+            return float("nan")
+        true = [class_of(self.head, one.label) for one in self.data["test"]]
+        said = self.decisions(taught)
+        return float(f1_score(true, said, average="binary" if max(*true, *said) < 2 else "macro", zero_division=0))
+
+    def decisions(self, taught: Taught) -> NDArray[np.int64]:
+        """``(example,)``: the class that is decided for."""
+        output = torch.from_numpy(taught.arrays["test/output"])
+        return np.asarray(self.head.columns(output, "logit").argmax(-1))
+
+    def named(self, places: Sequence[int]) -> list[str]:
+        """What classes are called; of numbers there are none."""
+        return [self.head.name(int(place)) if self.head.kind != "regression" else "" for place in places]
+
+    @property
+    def score(self) -> str:
+        """What `fits` is, in words."""
+        return "accuracy" if self.head.kind != "regression" else "R²"
+
+    def tvd(self, one: Taught, other: Taught) -> Array:
+        """``(example,)``: how far two models' outputs are apart."""
+        both = (torch.from_numpy(some.arrays["test/output"]).double() for some in (one, other))
+        return np.asarray(moved(self.head, *both))
+
+    def jsd(self, one: Taught, other: Taught, places: Sequence[int]) -> Array:
+        """``(example,)``: how far apart their attention to words is; with several sites the mean."""
+        return divergence(one.looks(places), other.looks(places))
+
+    def shuffled(self, taught: Taught, places: Sequence[int]) -> Array:
+        """``(example,)``: how far weights are from themselves when they are shuffled among the words, by lot."""
+        lots = np.random.default_rng(self.seed)
+        looks = taught.looks(places)
+        return divergence(looks, [lots.permuted(one, axis=1) for one in looks])
+
+    def flags(self, mask: Mask, split: str = "test") -> list[NDArray[np.bool_]]:
+        """Of each example which words are impermissible, in the order in which looks have its tokens."""
+        found = []
+        for some in batches(self.data[split]):
+            for one, features in zip(some, features_of(self.untrained.encode(inputs_of(some))), strict=True):
+                marked = flagged(one, features.words, mask)
+                found.append(np.array([marked[word] for word in features.word if word is not None], dtype=bool))
+        return found
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each test example: its name and label."""
+        test = self.data["test"]
+        names = [one.id or str(place) for place, one in enumerate(test)]
+        return pd.DataFrame({"example": names, "label": [one.label for one in test]})
+
+
+def batches(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
+    """A few at a time."""
+    return (examples[start : start + AT_ONCE] for start in range(0, len(examples), AT_ONCE))
+
+
+def scores_of(lab: Lab, results: Sequence[Taught], name: str) -> pd.DataFrame:
+    """A row for each model: its seed, score, F1 and epochs."""
+    rows = [
+        {"model": name, "seed": one.lesson.seed, "score": float(lab.fits(one).mean()), "f1": lab.f1(one),
+         "epochs": len(one.record["history"])}
+        for one in results
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def losses_of(results: Sequence[Taught], option: str, name: str) -> pd.DataFrame:
+    """A row for each value of an option and each epoch: the mean loss over models."""
+    rows = [
+        {name: f"{one.lesson.options[option]:g}", "epoch": row["epoch"], "loss": row["loss"]}
+        for one in results
+        for row in one.record["history"]
+        if np.isfinite(row["loss"])
+    ]
+    frame = pd.DataFrame(rows, columns=[name, "epoch", "loss"])
+    return frame.groupby([name, "epoch"], sort=False)["loss"].mean().reset_index()
+
+
+def divergence(ones: Sequence[Array], others: Sequence[Array]) -> Array:
+    """``(example,)``: the mean over sites of the Jensen–Shannon divergence of maps ``(site, word)``."""
+    return np.array([float(np.mean(jsd(one, other))) for one, other in zip(ones, others, strict=True)])
+
+
+def splits_of(data: Dataset, seed: int) -> dict[str, tuple[Example, ...]]:
+    """The three parts of the data: those it comes with, or drawn by lot, of each class alike.
+
+    Without a development set a tenth of what is learned from becomes one; without any split a fifth is for testing.
+    """
+    examples = labelled(data)
+    named = [replace(one, id=one.id or str(place)) for place, one in enumerate(examples)]
+    parts = {split: [one for one in named if one.split in NAMES[split]] for split in SPLITS}
+    if data.splits and not (parts["train"] and parts["test"]):
+        there = ", ".join(map(repr, data.splits))
+        raise InputError(
+            f"data has the splits {there}: there must be 'train' and 'test', or none. 'dev' may be missing."
+        )
+    if not data.splits:
+        parts["train"] = named
+        parts["train"], parts["test"] = _drawn(parts["train"], SHARES["test"], seed)
+    if not parts["dev"]:
+        parts["train"], parts["dev"] = _drawn(parts["train"], SHARES["dev"] / (1 - SHARES["test"]), seed)
+    for split, least in FEWEST.items():
+        if len(parts[split]) < least:
+            raise InputError(
+                f"data holds {len(named)} examples, of which {len(parts[split])} are for {split}: too few to train and "
+                f"judge models ({least} at least). Pass more, or say by a column 'split' what is train, dev and test."
+            )
+    return {split: tuple(parts[split]) for split in SPLITS}
+
+
+def _drawn(examples: list[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+    """What stays, and the share that is drawn by lot: of each class alike, as far as it goes."""
+    lots = np.random.default_rng(seed).random(len(examples))
+    classes = [str(one.label) for one in examples]
+    sizes = {name: classes.count(name) for name in set(classes)} if len(set(classes)) <= len(examples) // 10 else {}
+    order = sorted(range(len(examples)), key=lambda place: (classes[place] if sizes else "", lots[place]))
+    count = round(share * len(examples))
+    steps = (np.arange(count) + 0.5) * len(examples) / max(count, 1)
+    chosen = {order[int(step)] for step in steps}
+    return ([one for place, one in enumerate(examples) if place not in chosen],
+            [one for place, one in enumerate(examples) if place in chosen])  # fmt: skip
+
+
+def _must_fit(head: Any, parts: Mapping[str, Sequence[Example]]) -> None:
+    """Refuse labels that the model has no class for, before anything is trained."""
+    classes = 2 if head.kind == "binary" else head.size
+    odd: dict[str, str] = {}
+    for split, some in parts.items():
+        for one in some:
+            try:
+                known = 0 <= class_of(head, one.label) < (classes or np.inf)
+            except WrongTarget:
+                known = False
+            if not known:
+                odd.setdefault(repr(one.label), split)
+    if odd:
+        there = ", ".join(repr(head.name(place)) for place in range(min(classes or 0, 10)))
+        listed = ", ".join(f"{label} (in {split})" for label, split in [*odd.items()][:5])
+        raise InputError(f"{len(odd)} labels do not fit the head of the model: {listed}. It has {there}.")
+
+
+def _standardised(parts: Mapping[str, tuple[Example, ...]]) -> dict[str, tuple[Example, ...]]:
+    """Numbers to predict, in standard deviations of those that are learned from."""
+    try:
+        known = np.array([float(one.label) for one in parts["train"]])  # type: ignore[arg-type]
+        mean, sd = float(known.mean()), float(known.std()) or 1.0
+        return {
+            split: tuple(replace(one, label=(float(one.label) - mean) / sd) for one in some)  # type: ignore[arg-type]
+            for split, some in parts.items()
+        }
+    except ValueError as problem:
+        raise InputError(f"labels must be numbers for a regression: {problem}.") from None
+
+
+def _with_bases(lesson: Lesson) -> list[Lesson]:
+    """The lesson, and before it what it needs."""
+    return [*(_with_bases(lesson.base) if lesson.base else ()), lesson]
+
+
+def _needed(lesson: Lesson, store: Store) -> Arrays:
+    if lesson.base is None:
+        return {}
+    return {name: one for name, one in store.arrays(lesson.base.id).items() if lesson.needs(name)}
+
+
+def _while_at_hand(recipe: Recipe) -> Path:
+    """A temporary folder that is there as long as the recipe is."""
+    if "folder" not in recipe.own:
+        recipe.own["folder"] = tempfile.TemporaryDirectory(prefix="regard-")
+    return Path(recipe.own["folder"].name)
+
+
+def _split(looks: NDArray[Any], lengths: NDArray[Any]) -> list[Array]:
+    return np.split(looks.astype(np.float64), np.cumsum(lengths)[:-1], axis=-1)

@@ -1,0 +1,127 @@
+"""What a recipe is: how a model comes about from data and a seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.data import Dataset
+from regard.errors import OptionError, at_least_one, must_know, within
+from regard.types import Subject
+
+COURSE: dict[str, Any] = {"epochs": 5, "patience": 3, "batch_size": 32, "optimizer": None, "learning_rate": None}
+Build = Callable[[Dataset, int], Subject]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How a model is built and fitted. Made by `regard.recipe` and by the functions of `regard.recipes`.
+
+    Args:
+        build: ``build(train, seed)``: an untrained subject.
+        fit: options of training.
+        name: what it is called.
+        keep: the folder in which every model that is trained is kept, and found again; None: for as long as this
+            recipe is at hand.
+    """
+
+    build: Build
+    fit: Mapping[str, Any]
+    name: str
+    keep: Path | None = None
+    own: dict[str, Any] = field(default_factory=dict, repr=False)  # the folder that is kept while the recipe is
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: one for name, one in vars(self).items() if name != "own"} | {"own": {}}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the trained model depends on, besides data and seed."""
+        return {
+            "name": self.name,
+            "build": described(self.build),
+            "fit": {k: described(v) for k, v in self.fit.items()},
+        }
+
+
+def recipe(
+    build: Build, fit: Mapping[str, Any] | None = None, *, name: str | None = None, keep: str | Path | None = None
+) -> Recipe:
+    """How models of a kind come about, for the trials that train more of them.
+
+    Args:
+        build: ``build(train, seed)`` returns an untrained subject. ``train`` is a `regard.data.Dataset`, to take words,
+            labels or columns from; of ``seed`` all that is drawn must follow.
+        fit: options of training: epochs (5), patience (3), batch_size (32), learning_rate (of AdamW: 1e-3), or
+            optimizer, a function that makes one for the model.
+        name: what it is called; None: as the function is.
+        keep: a folder in which every model that is trained is kept, and found again; None: a temporary one.
+
+    Example:
+        >>> import regard
+        >>> def build(train, seed):
+        ...     return regard.pooled(regard.models.toys.decisive())
+        >>> regard.recipe(build, {"epochs": 2}).name
+        'build'
+    """
+    if not callable(build):
+        raise OptionError(f"build={build!r} must be a function of (train, seed) that returns an untrained subject.")
+    given = dict(fit or {})
+    for option in given:
+        must_know("fit", option, COURSE)
+    course = COURSE | given
+    for option in ("epochs", "patience", "batch_size"):
+        if option != "patience" or course[option] is not None:
+            at_least_one(f"fit[{option!r}]", course[option])
+    if course["learning_rate"] is not None:
+        within("fit['learning_rate']", course["learning_rate"], 0, float("inf"))
+        if course["optimizer"] is not None:
+            raise OptionError("fit: pass learning_rate or optimizer, not both.")
+    if course["optimizer"] is None:
+        course["optimizer"] = AdamW(course["learning_rate"] or 1e-3)
+    del course["learning_rate"]
+    called = str(name or getattr(build, "__name__", type(build).__name__))
+    return Recipe(build, course, called, None if keep is None else Path(keep))
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW for those parameters that are trained."""
+
+    learning_rate: float
+    weight_decay: float = 0.01
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        """One for this model."""
+        some = [one for one in model.parameters() if one.requires_grad]
+        return torch.optim.AdamW(some, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+
+def described(part: Any) -> Any:
+    """A part of a recipe as plain data, by which it is known again."""
+    if is_dataclass(part) and not isinstance(part, type):
+        return {"kind": type(part).__name__} | {name: _plain(one) for name, one in vars(part).items()}
+    if callable(part):
+        code = getattr(part, "__code__", None)
+        own = "" if code is None else blake2b(code.co_code + repr(code.co_consts).encode(), digest_size=8).hexdigest()
+        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', type(part).__name__)} {own}".strip()
+    return _plain(part)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping) and len(value) > 100:  # vectors of words
+        kept = blake2b(digest_size=16)
+        for name in sorted(value):
+            kept.update(name.encode(errors="surrogatepass") + np.asarray(value[name], dtype=np.float32).tobytes())
+        return kept.hexdigest()
+    return json.loads(json.dumps(value, default=repr))

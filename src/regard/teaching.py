@@ -1,0 +1,263 @@
+"""From a lesson to what was learned: models of a recipe, trained in the ways that trials ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.aims import Against, Guided, Hide, Known, features_of, flagged, guide_for, impermissible, mass_on, words_in
+from regard.data import Dataset, Example
+from regard.errors import NotServed
+from regard.explaining import job_for
+from regard.rationales import extracted
+from regard.recipes import Recipe, described
+from regard.training import Aim, Diverged, fit, fits, inputs_of
+from regard.wording import on_words
+
+Kind = Literal["plain", "uniform", "adversary", "guide", "deceive", "without", "rationale"]
+SPLITS = ("train", "dev", "test")
+MODEL = "model."  # before the names of weights
+AT_ONCE = 32  # examples that are explained together
+EMPTY = "…"  # a text of which nothing is left
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """One training run: plain data, and with recipe, data and threads all that its result depends on.
+
+    Args:
+        kind: what is trained.
+        seed: of the model, of the order of examples and of dropout.
+        options: of the kind.
+        base: whose outputs, attention or weights it needs.
+    """
+
+    kind: Kind
+    seed: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    base: Lesson | None = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        options = {name: described(one) for name, one in self.options.items()}
+        return {"kind": self.kind, "seed": self.seed, "options": options, "base": self.base and self.base.plain}
+
+    @cached_property
+    def id(self) -> str:
+        """A hash of all that."""
+        return blake2b(json.dumps(self.plain, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+    @property
+    def depth(self) -> int:
+        """How many lessons must come before it."""
+        return 0 if self.base is None else 1 + self.base.depth
+
+    def needs(self, name: str) -> bool:
+        """Whether it needs an array of its base."""
+        return name.startswith(MODEL) == (self.kind == "rationale")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A lesson with what it needs of its base."""
+
+    lesson: Lesson
+    needed: Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """Gives lessons; it can be sent to other processes.
+
+    Args:
+        recipe: how models come about.
+        data: by split, the examples.
+        folder: where training that was stopped goes on from.
+        threads: of torch.
+    """
+
+    recipe: Recipe
+    data: Mapping[str, tuple[Example, ...]]
+    folder: Path
+    threads: int
+
+    def checkpoint(self, lesson: Lesson) -> Path:
+        """Where its training is kept while it goes on."""
+        return self.folder / f"{lesson.id}.safetensors"
+
+    def __call__(self, task: Task) -> tuple[dict[str, Any], Arrays]:
+        """What comes of it: a record of plain values, and arrays."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(task.lesson.seed)
+                return self._taught(task.lesson, task.needed)
+        finally:
+            torch.set_num_threads(before)
+
+    def _taught(self, lesson: Lesson, needed: Arrays) -> tuple[dict[str, Any], Arrays]:
+        data: Mapping[str, tuple[Example, ...]] = self.data
+        if lesson.kind in ("without", "rationale"):
+            data = self._changed(lesson, needed)
+        train = dataset_of(data["train"])
+        subject: Any = self.recipe.build(train, lesson.seed)
+        aim = self._aim(lesson, subject, needed)
+        if lesson.kind == "guide":
+            subject = guide_for(subject, lesson.seed)
+        try:
+            history = fit(
+                subject, train, validation=dataset_of(data["dev"]), seed=lesson.seed, aim=aim,
+                checkpoint=self.checkpoint(lesson), **self.recipe.fit,
+            )  # fmt: skip
+        except Diverged as problem:
+            return {"diverged": str(problem), "history": problem.rows}, {}
+        record: dict[str, Any] = {"diverged": "", "history": history.to_dict("records")}
+        arrays: Arrays = {}
+        if lesson.kind in ("plain", "adversary", "deceive"):
+            for split in SPLITS if lesson.kind != "deceive" else ("test",):
+                arrays |= observed(subject, data[split], split, record)
+        else:
+            arrays["test/output"] = aim.pupil(subject, data["test"]).outputs(data["test"]).numpy(force=True)
+        if lesson.kind == "plain":
+            weights = subject.model.state_dict()
+            arrays |= {MODEL + name: one.detach().numpy(force=True) for name, one in weights.items()}
+        return record, arrays
+
+    def _aim(self, lesson: Lesson, subject: Any, needed: Arrays) -> Aim:
+        options = lesson.options
+        if lesson.kind == "uniform":
+            return Aim(uniform=options["sites"])
+        if lesson.kind == "deceive":
+            return Hide(sites=options["sites"], factor=options["factor"], mask=options["mask"], heads=options["heads"])
+        known: dict[int, Known] = {}
+        if lesson.kind in ("adversary", "guide") and lesson.base is not None:
+            for split in ("train", "dev", "test"):
+                known |= known_of(self.data[split], needed, split, options["places"])
+        if lesson.kind == "adversary":
+            return Against(sites=options["sites"], factor=options["factor"], known=known)
+        if lesson.kind == "guide":
+            return Guided(base=subject, by=options["by"], known=known)
+        return Aim()
+
+    def _changed(self, lesson: Lesson, needed: Arrays) -> dict[str, tuple[Example, ...]]:
+        """The examples with only some of their words: those that are not masked, or those that are a rationale."""
+        options, subject = lesson.options, self.recipe.build(dataset_of(self.data["train"]), lesson.seed)
+        if lesson.kind == "rationale":
+            load_weights(subject, needed)
+        must_have_words(self.data["train"])
+
+        def kept(examples: Sequence[Example]) -> Iterator[tuple[tuple[str, ...], NDArray[np.bool_]]]:
+            batch = subject.encode(inputs_of(examples))
+            words = [one.words for one in features_of(batch)]
+            if lesson.kind == "without":
+                flags = [flagged(one, some, options["mask"]) for one, some in zip(examples, words, strict=True)]
+                yield from ((some, ~flag) for some, flag in zip(words, flags, strict=True))
+                return
+            job = job_for(subject, options["method"], options["options"], options["lot"])
+            whys = job.explained(job.trace(batch, None))
+            for example, some, why, features in zip(examples, words, whys, features_of(batch), strict=True):
+                scores = on_words(why, features)
+                chosen = extracted(scores, options["share"], options["contiguous"], example.id, options["lot"])
+                yield some, np.isin(np.arange(len(some)), [*chosen])
+
+        changed: dict[str, tuple[Example, ...]] = {}
+        for split, examples in self.data.items():
+            order = sorted(range(len(examples)), key=lambda place: len(str(examples[place].input)))
+            made: dict[int, Example] = {}
+            for start in range(0, len(order), AT_ONCE):
+                places = order[start : start + AT_ONCE]
+                pairs = kept([examples[place] for place in places])
+                made |= {
+                    place: reduced(examples[place], words, keep)
+                    for place, (words, keep) in zip(places, pairs, strict=True)
+                }
+            changed[split] = tuple(made[place] for place in range(len(examples)))
+        return changed
+
+
+def dataset_of(examples: Sequence[Example]) -> Dataset:
+    """The same examples, in memory: they are known by their identity."""
+    return Dataset.of(examples)
+
+
+@torch.no_grad()
+def observed(subject: Any, examples: Sequence[Example], split: str, record: dict[str, Any]) -> Arrays:
+    """What a model says of examples and where it looks: by site the weights of words, of all examples in a row.
+
+    For the last site also those of each head; where the subject knows what is impermissible, the mass that is on it.
+    """
+    pupil = Aim(sites="all").pupil(subject, examples)
+    outputs: dict[int, Tensor] = {}
+    looks: dict[int, Tensor] = {}
+    heads: dict[int, Tensor] = {}
+    masses: dict[int, Tensor] = {}
+    right: dict[int, float] = {}
+    for step in pupil.steps(examples):
+        maps = [look.heads for look in step.looks]
+        seen = words_in(step.batch, maps[-1].shape[-1])
+        if any(one.shape[-1] != seen.shape[1] for one in maps):
+            raise NotServed("not all attention of this model is over the rows of its input, so it cannot be compared.")
+        for at, place in enumerate(step.places):
+            outputs[place] = step.output[at]
+            looks[place] = torch.stack([one[at].mean(0)[seen[at]] for one in maps])
+            heads[place] = maps[-1][at][:, seen[at]]
+        if hasattr(subject, "aligned"):
+            gone = impermissible(subject, step.batch, step.examples, step.looks[-1], ())
+            masses |= dict(zip(step.places, mass_on(step.looks[-1], gone), strict=True))
+            right |= dict(zip(step.places, fits(subject, step.output, step.examples), strict=True))
+    order = range(len(examples))
+    arrays = {f"{split}/lengths": np.array([looks[place].shape[1] for place in order])}
+    if outputs[0].dim() == 1:  # of sequences there is one for each step, and nobody asks for them
+        arrays[f"{split}/output"] = torch.stack([outputs[place] for place in order]).numpy(force=True)
+    arrays[f"{split}/looks"] = torch.cat([looks[place] for place in order], 1).numpy(force=True)
+    if split == "test":
+        arrays["test/heads"] = torch.cat([heads[place] for place in order], 1).numpy(force=True)
+    if masses:
+        arrays[f"{split}/mass"] = torch.stack([masses[place] for place in order]).numpy(force=True)
+        arrays[f"{split}/fits"] = np.array([right[place] for place in order])
+    record["sites"] = pupil.watch.names if pupil.watch else []
+    return arrays
+
+
+def known_of(examples: Sequence[Example], arrays: Arrays, split: str, places: Sequence[int]) -> dict[int, Known]:
+    """By identity of each example what `observed` has kept of it; of these sites only."""
+    looks = torch.from_numpy(arrays[f"{split}/looks"])[list(places)]
+    parts = looks.split(arrays[f"{split}/lengths"].tolist(), 1)
+    outputs = torch.from_numpy(arrays[f"{split}/output"])
+    return {id(one): Known(output, part) for one, output, part in zip(examples, outputs, parts, strict=True)}
+
+
+def load_weights(subject: Any, arrays: Arrays) -> None:
+    """Put weights that were kept into a model that was just built."""
+    state = {name.removeprefix(MODEL): torch.from_numpy(one) for name, one in arrays.items() if name.startswith(MODEL)}
+    subject.model.load_state_dict(state)
+    subject.model.eval()
+
+
+def must_have_words(examples: Sequence[Example]) -> None:
+    """Refuse examples of which words cannot be left out."""
+    if examples[0].kind == "pair":
+        raise NotServed("words of pairs cannot be left out: which of the two texts they belong to is not known.")
+
+
+def reduced(example: Example, words: Sequence[str], keep: NDArray[np.bool_]) -> Example:
+    """The example with some of its words only; cells of a table that are not kept are missing."""
+    if isinstance(example.input, Mapping):
+        kept = {word for word, one in zip(words, keep, strict=True) if one}
+        cells = {name: value if name in kept else None for name, value in example.input.items()}
+        return replace(example, input=cells, rationale=None)
+    text = " ".join(word for word, one in zip(words, keep, strict=True) if one)
+    return replace(example, input=text or EMPTY, rationale=None)

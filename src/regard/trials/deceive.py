@@ -1,0 +1,164 @@
+"""Train a model to hide what it looks at: could someone have hidden this from an audit?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from regard.cases import Array, Case
+from regard.errors import InputError, OptionError, choose, within
+from regard.finding import Finding, above, holds, level, said
+from regard.lessons import Lab, Taught, losses_of
+from regard.measures import Interval, crossed
+from regard.teaching import Lesson
+
+CLAIM = "Attention cannot be hidden: a model whose attention is trained off the words that it needs becomes worse."
+REFERENCE = "A loss of accuracy that counts as none, and that of a model which never sees these words."
+CITE = "pruthi2020learning"
+CRITERION = ""
+NEEDS = ("recipe", "labels")
+LAMBDAS = (0.0, 0.1, 1.0)
+LEFT = 0.1  # share of the attention mass, above which it was not hidden
+
+
+def deceive(
+    case: Case, *, mask: Sequence[str] | Callable[[str], bool] | str | None = None,
+    lambdas: Sequence[float] = LAMBDAS, heads: Literal["mean", "max"] = "mean", seeds: int = 3, tolerance: float = 0.02,
+) -> Finding:  # fmt: skip
+    """Accuracy, and attention on impermissible words, of models with the loss L − λ log(1 − αᵀm).
+
+    α is that of the rows which are read, at the last site unless others are named; special tokens have their share.
+    Of models that write sequences (`regard.recipes.sequences`) the aligned word of the source is impermissible.
+
+    NOTE[DIFF] for BERT the authors also block what flows between impermissible words and others in all layers; here
+    nothing is blocked, and attention of earlier layers is free to carry it.
+
+    Args:
+        case: what is on trial.
+        mask: what is impermissible: a list of words (columns), "rationale" (what the data marks in that column), or a
+            function from a word to True or False.
+        lambdas: the grid; 0, where nothing is hidden, is always part of it.
+        heads: "mean": the mass of the mean over heads is punished; "max": that of the head with most.
+        seeds: how many models for each λ.
+        tolerance: a loss of accuracy that counts as none.
+    """
+    lab = case.lab
+    lab.must_have(seeds)
+    choose("heads", heads, ("mean", "max"))
+    within("tolerance", tolerance, 0, 1, ends="[)")
+    grid = sorted({0.0, *(within("lambdas", one, 0, float("inf"), ends="[)") for one in lambdas)})
+    if len(grid) < 2:
+        raise OptionError(f"lambdas={lambdas!r} must name one above 0 at least: with 0 nothing is hidden.")
+    knows = hasattr(lab.untrained, "aligned")
+    meant = () if knows else _checked(lab, mask)
+    sites, places = lab.places(case.sites)
+    plain = lab.plain(seeds)
+    options = {"sites": sites, "mask": meant, "heads": heads}
+    hidden = [
+        Lesson("deceive", one.seed, options | {"factor": factor}) for factor in grid[1:] for one in plain
+    ]  # fmt: skip
+    gone = [] if knows else [Lesson("without", one.seed, {"mask": meant}) for one in plain]
+    results = lab.results([*plain, *hidden, *gone], "training models that hide")
+    lab.sound(results[:seeds])
+    flags = None if knows else lab.flags(meant)
+    by = {0.0: results[:seeds]} | {
+        factor: [one for one in results if one.lesson.options.get("factor") == factor and not one.diverged]
+        for factor in grid[1:]
+    }
+    by = {factor: some for factor, some in by.items() if some}
+    right = {factor: np.stack([lab.fits(one) for one in some]) for factor, some in by.items()}
+    mass = {factor: np.stack([_mass(one, flags, places, heads) for one in some]) for factor, some in by.items()}
+    rows = [
+        {"λ": f"{factor:g}", **crossed(right[factor], seed=case.seed).cells("score"),
+         **crossed(mass[factor], seed=case.seed).cells("mass"), "models": len(by[factor])}
+        for factor in by
+    ]  # fmt: skip
+    best = min(by, key=lambda factor: float(mass[factor].mean()))
+    paired = min(len(right[0.0]), len(right[best]))
+    lost = crossed(right[0.0][:paired] - right[best][:paired], seed=case.seed)
+    before, after = (crossed(mass[factor], seed=case.seed) for factor in (0.0, best))
+    reference: dict[str, Interval] = {"counts as none": level(tolerance)}
+    needed = True
+    if gone:
+        blind = np.stack([lab.fits(one) for one in lab.sound(results[-seeds:])])
+        never = crossed(right[0.0] - blind, seed=case.seed)
+        reference["never sees them"] = never
+        needed = never.low > tolerance
+        rows.append({"λ": "without these words", **crossed(blind, seed=case.seed).cells("score"), "models": seeds})
+    margin = above(lost, tolerance)
+    hides = best > 0 and after.value <= LEFT * before.value
+    judged = holds(margin) if needed else None
+    supported = judged if judged or hides else None  # that nothing is lost means something only where it was hidden
+    diverged = [one for one in results if one.diverged]
+    sentence = _sentence(lab, best, lost, before, after, reference, needed, hides)
+    values = lab.frame if knows else lab.frame.assign(predicted=lab.named(lab.decisions(results[0])))
+    values = values.assign(
+        **{f"right λ={factor:g}": one.mean(0) for factor, one in right.items()},
+        **{f"mass λ={factor:g}": one.mean(0) for factor, one in mass.items()},
+    )  # fmt: skip
+    return Finding(
+        "deceive", f"{lab.score} lost by hiding", lost, margin, supported, sentence, values,
+        reference=reference,
+        tables={"hidden": pd.DataFrame(rows), "losses": losses_of(results[seeds : seeds + len(hidden)], "factor", "λ")},
+        charts={
+            lab.score: {"kind": "lines", "table": "hidden", "x": "λ", "y": "score", "caption": f"Test {lab.score}."},
+            "attention mass": {"kind": "lines", "table": "hidden", "x": "λ", "y": "mass",
+                               "caption": "How much of attention is on what is impermissible."},
+        },
+        settings={"sites": case.sites, "mask": meant if isinstance(meant, (str, tuple)) else repr(meant)},
+        settles=needed and hides,
+        warnings=tuple(f"λ = {one.lesson.options['factor']:g}, seed {one.lesson.seed}: {one.diverged}"
+                       for one in diverged),
+    )  # fmt: skip
+
+
+def _checked(lab: Lab, mask: Any) -> Any:
+    """The mask, if it covers something and not everything."""
+    if mask is None:
+        raise OptionError("mask=None: say which words are impermissible: a list, 'rationale', or a function of a word.")
+    if isinstance(mask, str) and mask != "rationale":
+        raise OptionError(f"mask={mask!r}: pass a list of words, 'rationale', or a function. One word is [{mask!r}].")
+    meant = mask if isinstance(mask, str) or callable(mask) else tuple(str(word) for word in mask)
+    for split in ("train", "test"):
+        flags = lab.flags(meant, split)
+        covered, every = sum(int(one.sum()) for one in flags), sum(len(one) for one in flags)
+        what = mask if isinstance(mask, str) or callable(mask) else [*meant][:5]
+        if not covered:
+            raise InputError(f"mask={what!r} covers nothing: none of {every:,} words in {split} is impermissible.")
+        if covered == every:
+            raise InputError(f"mask={what!r} covers everything: attention would have nowhere to go ({split}).")
+    return meant
+
+
+def _mass(one: Taught, flags: Sequence[Any] | None, places: Sequence[int], heads: str) -> Array:
+    """``(example,)``: the attention on what is impermissible."""
+    if flags is None:
+        found = one.arrays["test/mass"]  # example head
+        return np.asarray(found.mean(1) if heads == "mean" else found.max(1), dtype=np.float64)
+    if heads == "max":
+        return np.array([float(some[:, flag].sum(-1).max()) for some, flag in zip(one.heads(), flags, strict=True)])
+    maps = one.raw(places)
+    return np.array([float(some[:, flag].sum(-1).mean()) for some, flag in zip(maps, flags, strict=True)])
+
+
+def _sentence(
+    lab: Lab, best: float, lost: Interval, before: Interval, after: Interval, reference: dict[str, Interval],
+    needed: bool, hides: bool,
+) -> str:  # fmt: skip
+    text = (
+        f"Trained to hide (λ = {best:g}), models have {said(after)} of their attention on what is impermissible, "
+        f"instead of {said(before)}, and lose {said(lost)} of {lab.score}. "
+    )
+    if "never sees them" in reference:
+        text += f"Without these words at all they lose {said(reference['never sees them'])}. "
+    if not needed:
+        return text + "So the task can be done without them, and to hide them means nothing."
+    tolerated = reference["counts as none"].value
+    if not hides and lost.low <= tolerated:
+        return text + "Attention was not moved away: try larger lambdas."
+    if lost.high < tolerated:
+        return text + "So attention can hide what a model uses: somebody could have hidden this from an audit."
+    return text + ("So hiding is paid for." if lost.low > tolerated else "Whether that is a loss these do not tell.")
