@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 
 import regard
 from regard import errors
+from regard.checkpointing import Memory
 from regard.data import Dataset, Example
 from regard.data.planted import plant
 from regard.subjects.scratch import scratch_table, scratch_text
-from regard.training import predict
+from regard.training import Aim, Diverged, predict
 
 
 def small(kind="binary", **options):
@@ -84,3 +86,94 @@ def test_subjects_from_scratch_read_every_word_and_column():
         subject.encode(table.frame().drop(columns="h"))
     with pytest.raises(errors.InputError, match="must hold numbers"):
         subject.encode(table.frame().assign(a="x"))
+
+
+def course(subject, **options):
+    return regard.fit(subject, DATA, validation=DATA, epochs=6, batch_size=4, optimizer=quick, seed=3, **options)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_training_that_was_stopped_goes_on_to_the_same_bits(after, tmp_path, monkeypatch):
+    whole = small()
+    history = course(whole)
+    path = tmp_path / "sub" / "state.safetensors"
+    keep, stopped = Memory.keep, small()
+
+    def keep_and_stop(self, row, quality):
+        keep(self, row, quality)
+        if len(self.rows) == after:
+            raise Stopped
+
+    monkeypatch.setattr(Memory, "keep", keep_and_stop)
+    with pytest.raises(Stopped):
+        course(stopped, checkpoint=path)
+    monkeypatch.setattr(Memory, "keep", keep)
+    again = small()
+    torch.manual_seed(99)  # the world may have gone on
+    pd.testing.assert_frame_equal(course(again, checkpoint=path), history)
+    for name, one in whole.model.state_dict().items():
+        assert torch.equal(one, again.model.state_dict()[name]), name
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    course(small(), checkpoint=path)
+    with pytest.raises(errors.InputError, match="does not fit this training"):
+        course(small("multiclass", classes=2), checkpoint=path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(errors.InputError, match="does not fit this training"):
+        course(small(), checkpoint=path)
+
+
+def test_a_loss_of_attention_moves_attention():
+    def off_the_second(step):
+        return 20 * step.looks[0].mean[:, 1].mean()
+
+    plain, led = small(), small()
+    course(plain)
+    course(led, aim=Aim(sites="last", extra=off_the_second))
+    on_it = [float(regard.trace(subject, "a good film").sites[0].weights()[0, 0, 0, 1]) for subject in (plain, led)]
+    assert on_it[1] < on_it[0] / 2
+    with pytest.raises(errors.OptionError, match="attention was not watched"):
+        course(small(), aim=Aim(extra=off_the_second))
+
+
+def test_uniform_from_the_first_step_on_leaves_attention_as_it_was():
+    subject = small()
+    before = subject.model.outer.weight.detach().clone()
+    plain = regard.fit(subject, DATA, epochs=2, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+                       aim=Aim(uniform="all"))  # fmt: skip
+    assert torch.equal(subject.model.outer.weight, before), "no gradient reaches it"
+    assert plain["loss"].iloc[1] < plain["loss"].iloc[0]
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_its_history():
+    subject = small()
+
+    def explode(step):
+        return step.usual * (float("inf") if len(step.examples) and explode.calls > 5 else 0)
+
+    explode.calls = 0
+
+    def counted(step):
+        explode.calls += 1
+        return explode(step)
+
+    with pytest.raises(Diverged, match="NaN or Inf in epoch") as caught:
+        regard.fit(subject, DATA, epochs=9, batch_size=4, aim=Aim(extra=counted))
+    assert [row["epoch"] for row in caught.value.rows] == [0]
+
+
+def test_the_penalty_of_a_model_is_part_of_its_loss():
+    losses = []
+    for factor in (0.0, 0.5):
+        torch.manual_seed(0)
+        words = {word: i for i, word in enumerate(["<pad>", "<unk>", "good", "bad", "film", "a", "so"])}
+        model = regard.models.AttentionClassifier(words=7, embedding=8, hidden=4, diversity=factor)
+        subject = regard.pooled(model, words, labels=["negative", "positive"])
+        losses.append(regard.fit(subject, DATA, epochs=1, batch_size=100)["loss"].iloc[0])
+    assert 0 < losses[1] - losses[0] <= 0.5, "conicity is between 0 and 1"

@@ -158,10 +158,13 @@ def guide_for(subject: Any, seed: int) -> GuideSubject:
         model = subject.model
         table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
         table = table if table is not None else getattr(getattr(model, "encoder", None), "embedding", None)
-        if not isinstance(table, nn.Embedding):
+        if isinstance(table, nn.Embedding):
+            start = table.weight.detach().clone()
+            own = nn.Embedding.from_pretrained(start, freeze=not table.weight.requires_grad)
+        elif hasattr(subject, "vocabulary"):
+            own = nn.Embedding(1 + max(subject.vocabulary.values()), WIDTH)
+        else:
             raise NotServed(f"guide: {type(subject).__name__} has no embeddings of words to begin with.")
-        own = nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False, padding_idx=table.padding_idx)
-        own.weight.requires_grad_(table.weight.requires_grad)
         inputs = ("input_ids",) if hasattr(subject, "tokenizer") else ("ids",)
         return GuideSubject(GuidedMLP(own, width=own.embedding_dim, outputs=outputs), head, inputs)
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from regard.asked import EXAMPLES, METHODS, Asked, listed, pair, threads_of, trials_of
 from regard.attention.running import must_be_subject
 from regard.audited import SUITE, Audit, cited, title_of
 from regard.cases import Case, Part, Result
@@ -25,29 +26,34 @@ from regard.data.planted import Planted
 from regard.errors import InputError, OptionError, RegardError, at_least_one, true_or_false
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
+from regard.finding import Finding
 from regard.fingerprints import of_examples, of_subject, of_versions
 from regard.jobs.plan import EXHIBIT, Unit
 from regard.jobs.running import run
 from regard.jobs.store import Store
+from regard.lessons import Lab, Planned
 from regard.memory import processes
 from regard.progress import Board, Counter
-from regard.trying import Drawn, Hearing, draw, found, hearing, must_count, named_target, trial_named
+from regard.recipes import Recipe
+from regard.trying import (
+    Drawn,
+    Hearing,
+    draw,
+    hearing,
+    lab_for,
+    must_count,
+    must_train,
+    named_target,
+    trains,
+    trial_named,
+)
 from regard.types import How, Subject, Targets
 
-# A quick look: no profile head by head, and less of what is drawn by lot: 25 shuffles instead of 100, two random
-# orders instead of five.
-QUICK: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("agreement", {}), ("permutation", {"n": 25}), ("erasure", {"repeats": 2}), ("uniform", {"profile": False}),
-    ("comprehensiveness", {"repeats": 2}),
-)  # fmt: skip
-METHODS = ("raw", "rollout", "grad_rollout")
-EXAMPLES = {"quick": 200, "other": 500}
-Asked = str | tuple[str, Mapping[str, Any]]
 log = logging.getLogger("regard")
 
 
 def audit(
-    subject: Subject,
+    subject: Subject | Recipe,
     data: Any,
     *,
     methods: Sequence[Asked] = METHODS,
@@ -68,8 +74,10 @@ def audit(
     """Put the explanations of a model on trial, all at once, and judge them: the main job.
 
     Args:
-        subject: made by `regard.text`, `regard.causal` and the like.
-        data: what `regard.data.read` takes, or has read; a planted task.
+        subject: made by `regard.text`, `regard.causal` and the like; or a recipe: its base model is trained and
+            audited, and trials that train more models can run.
+        data: what `regard.data.read` takes, or has read; a planted task. With a recipe its splits "train", "dev" and
+            "test" are used, or drawn.
         methods: the explanations on trial: names from `regard.list_methods`, or ``(name, options)``.
         trials: "quick", "all", or names from `regard.list_trials`, each with options if need be: ``(name, options)``.
         target: what is explained; None: what is predicted.
@@ -96,9 +104,14 @@ def audit(
     """
     if resume and threads is None and out is not None:
         threads = threads_of(out)
+    lab, model = None, cast("Subject", subject)
+    if isinstance(subject, Recipe):
+        trials_of(trials)  # before anything is trained
+        lab = lab_for(subject, data, seed=seed, workers=workers, folder=out)
+        model, data = lab.subject(), lab.test
     bench = prepared(
-        subject, data, methods=methods, trials=trials, target=target, how=how, limit=limit, batch_size=batch_size,
-        seed=seed, shown=shown, redact=redact, workers=workers, threads=threads, command=command,
+        model, data, lab=lab, methods=methods, trials=trials, target=target, how=how, limit=limit,
+        batch_size=batch_size, seed=seed, shown=shown, redact=redact, workers=workers, threads=threads, command=command,
     )  # fmt: skip
     if out is None:
         with tempfile.TemporaryDirectory(prefix="regard-") as folder:
@@ -110,6 +123,7 @@ def prepared(
     subject: Subject,
     data: Any,
     *,
+    lab: Lab | None = None,
     methods: Sequence[Asked] = METHODS,
     trials: str | Sequence[Asked] = "quick",
     target: Targets = None,
@@ -125,10 +139,10 @@ def prepared(
 ) -> Bench:
     """Check everything that `audit` is asked, and read the data; nothing has run yet."""
     must_be_subject(subject)
-    explained = {title_of(*one): one for one in map(_pair, _listed("methods", methods))}
+    explained = {title_of(*one): one for one in map(pair, listed("methods", methods))}
     for name, options in explained.values():
         method_named(name).chosen(options)
-    tried = _trials(trials)
+    tried = trials_of(trials)
     must_count(seed, limit=limit, batch_size=batch_size, workers=workers, threads=threads)
     if shown:
         at_least_one("shown", shown)
@@ -139,7 +153,7 @@ def prepared(
     cores = torch.get_num_threads()
     return Bench(
         subject, draw(data, examples, target, seed), explained, tried, how, batch_size, seed, min(shown, examples),
-        redact, workers, threads or max(1, cores // workers), command,
+        redact, workers, threads or max(1, cores // workers), command, lab,
     )  # fmt: skip
 
 
@@ -159,13 +173,14 @@ class Bench:
     workers: int
     threads: int
     command: str
+    lab: Lab | None = None
     shelf: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to other processes: only planted data is asked for more than its examples."""
         data = self.drawn.data if isinstance(self.drawn.data, Planted) else None
         own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return own | {"drawn": replace(self.drawn, data=data), "shelf": {}}
+        return own | {"drawn": replace(self.drawn, data=data), "shelf": {}, "lab": None}
 
     @cached_property
     def called(self) -> tuple[dict[tuple[str, str | None], Hearing], list[dict[str, Any]]]:
@@ -174,9 +189,10 @@ class Bench:
         for name, options in self.trials.items():
             for title in self.methods if "explanation" in trial_named(name).needs else (None,):
                 try:
+                    must_train(name, self.subject, self.lab)
                     one = self._hearing(name, options, title)
-                    with contextlib.suppress(_Done):
-                        one.finding(_stop)  # as far as its first batch: options are checked, and what it needs
+                    with contextlib.suppress(_Done, Planned):
+                        one.planned.finding(_stop)  # as far as its first batch: options are checked, and what it needs
                     ready[name, title] = one
                 except OptionError:
                     raise
@@ -185,9 +201,12 @@ class Bench:
         return ready, refused
 
     def _hearing(self, name: str, options: Mapping[str, Any], title: str | None) -> Hearing:
+        drawn, lab = self.drawn, self.lab
+        if lab is not None and trains(name):
+            drawn = draw(lab.test, None, None, self.seed)
         return hearing(
-            self.subject, self.drawn, name, options, method=title and self.methods[title],
-            how=self.how, batch_size=self.batch_size, seed=self.seed, shelf=self.shelf,
+            self.subject, drawn, name, options, method=title and self.methods[title], how=self.how,
+            batch_size=self.batch_size, seed=self.seed, shelf=self.shelf, lab=lab,
         )  # fmt: skip
 
     @cached_property
@@ -205,6 +224,7 @@ class Bench:
             "data": {"source": self.drawn.source, "of": self.drawn.of, "drawn": of_examples(self.drawn.examples)},
             "options": asked, "versions": of_versions(),
         }  # fmt: skip
+        whole |= {} if self.lab is None else {"recipe": self.lab.identity}
         plain: dict[str, Any] = json.loads(json.dumps(whole, default=repr))
         return plain
 
@@ -212,7 +232,8 @@ class Bench:
     def units(self) -> list[Unit]:
         """Everything that is to run: all batches of all trials, then the examples that are shown."""
         batches = [tuple(part.places) for part in self._case.parts()]
-        tried = [self._unit(name, title, places) for name, title in self.called[0] for places in batches]
+        cut = [key for key in self.called[0] if not trains(key[0])]
+        tried = [self._unit(name, title, places) for name, title in cut for places in batches]
         return [*tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
 
     def _unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
@@ -311,6 +332,7 @@ class Bench:
         units: dict[Any, Unit] = {(unit.task, unit.method, unit.places): unit for unit in self.units}
         findings: list[dict[str, Any]] = []
         refused = list(refused)
+        trained = self._trained(refused)
         with Counter("judging", len(ready)) as counter:
             for (name, title), one in ready.items():
 
@@ -321,6 +343,12 @@ class Bench:
                     return result
 
                 try:
+                    if trains(name):
+                        findings += [{"method": title, "finding": trained[name, title].to_dict()}
+                                     for _ in range((name, title) in trained)]  # fmt: skip
+                        continue
+                    if name == "adversarial" and ("seeds", None) in trained:
+                        one = _calibrated(one, trained["seeds", None])
                     findings.append({"method": title, "finding": one.finding(hand).to_dict()})
                 except RegardError as problem:
                     refused.append({"trial": name, "method": title, "why": str(problem)})
@@ -333,6 +361,29 @@ class Bench:
                 "exhibits": exhibits}  # fmt: skip
         return kept if not self.redact else {**kept, "findings": redacted(findings, table=self.drawn.kind == "table")}
 
+    def _trained(self, refused: list[dict[str, Any]]) -> dict[tuple[str, str | None], Finding]:
+        """The findings of trials that train models; each model is trained once, and kept beside the run."""
+        made: dict[tuple[str, str | None], Finding] = {}
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            for (name, title), one in self.called[0].items():
+                if trains(name):
+                    try:
+                        made[name, title] = one.finding()
+                    except RegardError as problem:
+                        refused.append({"trial": name, "method": title, "why": str(problem)})
+        finally:
+            torch.set_num_threads(before)
+        return made
+
+
+def _calibrated(one: Hearing, seeds: Finding) -> Hearing:
+    """Held against what other seeds make, rather than against a stand-in."""
+    if one.options["between_seeds"] is not None:
+        return one
+    return replace(one, options={**one.options, "between_seeds": round(seeds.settings["between_seeds"], 3)})
+
 
 class _Done(Exception):
     """Carries the result of a batch out of a trial, which would go on with the next."""
@@ -343,42 +394,3 @@ class _Done(Exception):
 
 def _stop(part: Part, work: object) -> Result:
     raise _Done
-
-
-def threads_of(out: str | Path) -> int | None:
-    """With how many threads the run in a folder was begun, since it can only go on so; None: there is none."""
-    try:
-        known = json.loads((Path(out) / "manifest.json").read_text("utf-8"))["identity"]["options"]["threads"]
-        return int(known)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # what is wrong with it the store will say
-
-
-def _pair(asked: Asked) -> tuple[str, Mapping[str, Any]]:
-    return (asked, {}) if isinstance(asked, str) else (asked[0], asked[1])
-
-
-def _listed(name: str, asked: Any) -> Sequence[Asked]:
-    whole = isinstance(asked, Sequence) and not isinstance(asked, str) and len(asked)
-    if not whole or not all(
-        isinstance(one, str)
-        or (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], Mapping))
-        for one in asked
-    ):
-        raise OptionError(f"{name}={asked!r} must be a list of names, or of (name, options), and not empty.")
-    return list(asked)
-
-
-def _trials(asked: str | Sequence[Asked]) -> dict[str, Mapping[str, Any]]:
-    """By name the trials that are asked for, and their options."""
-    if asked == "all":
-        return {name: {} for name in found()}
-    if asked == "quick":
-        return dict(QUICK)
-    pairs = [_pair(one) for one in _listed("trials", [asked] if isinstance(asked, str) else asked)]
-    for name, options in pairs:
-        trial_named(name).chosen(options)
-    names = [name for name, _ in pairs]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise OptionError(f"trials={names!r}: {', '.join(sorted(twice))} is there twice. Judge each trial once.")
-    return dict(pairs)

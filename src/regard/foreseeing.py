@@ -11,8 +11,10 @@ import pandas as pd
 
 from regard.auditing import Bench
 from regard.jobs.plan import EXHIBIT
+from regard.lessons import Planned
 from regard.memory import peak
 from regard.progress import Counter
+from regard.trying import trains
 
 PROBED = 8  # examples of a probe
 
@@ -66,9 +68,32 @@ def foresee(bench: Bench) -> Foresight:
                 }
             )
             counter.advance()
+    rows += _trainings(bench)
     for row in rows:
+        if "units" in row:
+            continue
         row["units"] = sum((unit.task, unit.method) == (row["trial"], row["method"]) for unit in bench.units)
         row["examples"] = bench.shown if row["trial"] == EXHIBIT else len(drawn.examples)
     steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows}
     jobs = pd.DataFrame(rows)[["trial", "method", "units", "examples", "seconds"]]
     return Foresight(jobs, pd.DataFrame(refused), jobs["seconds"].sum() / bench.workers, peak(), int(disk), steps)
+
+
+def _trainings(bench: Bench) -> list[dict[str, Any]]:
+    """Of each trial how many models it would train that no other has before; each takes as long as the base."""
+    if bench.lab is None:
+        return []
+    base = bench.lab.results(bench.lab.plain(1), "training the base")[0]
+    rows, seen = [], {base.lesson.id, *bench.lab.finished}
+    for (name, title), one in bench.called[0].items():
+        if trains(name):
+            try:
+                one.planned.finding()
+            except Planned as planned:
+                new = {*planned.lessons} - seen
+                seen |= new
+                rows.append({
+                    "part": name, "trial": name, "method": title, "units": len(new),
+                    "examples": len(bench.lab.data["test"]), "seconds": len(new) * base.record["seconds"],
+                })  # fmt: skip
+    return rows

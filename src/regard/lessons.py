@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +20,7 @@ from regard.aims import Mask, features_of, flagged, moved
 from regard.attention.edits import Sites
 from regard.attention.learning import Watch
 from regard.data import Dataset, Example
-from regard.errors import InputError, OptionError, TrialFailed, WrongTarget, at_least_one
+from regard.errors import OptionError, TrialFailed, at_least_one
 from regard.fingerprints import of_examples, of_versions
 from regard.jobs.files import digest, remove
 from regard.jobs.running import run
@@ -26,15 +28,11 @@ from regard.jobs.store import Store
 from regard.measures import jsd
 from regard.progress import Counter
 from regard.recipes import Recipe
-from regard.teaching import SPLITS, Arrays, Lesson, Task, Teacher, load_weights
-from regard.training import AT_ONCE, PROBED, class_of, fits, inputs_of, labelled
+from regard.splitting import must_fit, splits_of, standardised
+from regard.teaching import Arrays, Lesson, Task, Teacher, load_weights
+from regard.training import AT_ONCE, PROBED, class_of, fits, inputs_of
 
 FRESH = 1000  # between the seed of a base and those of models that are no copy of one
-FEWEST = {"train": 10, "dev": 5, "test": 5}
-SHARES = {"dev": 0.1, "test": 0.2}  # of data that come without splits
-NAMES = {
-    "train": ("train", "training"), "dev": ("dev", "development", "validation", "valid", "val"), "test": ("test",),
-}  # fmt: skip
 Array = NDArray[np.float64]
 
 
@@ -70,6 +68,13 @@ class Taught:
         return _split(self.arrays["test/heads"], self.arrays["test/lengths"])
 
 
+class Planned(Exception):
+    """Carries the lessons that a trial asks for out of it."""
+
+    def __init__(self, lessons: Sequence[Lesson]) -> None:
+        self.lessons = {one.id: one for lesson in lessons for one in _with_bases(lesson)}
+
+
 @dataclass(frozen=True, eq=False)
 class Lab:
     """A recipe, its data, and the models that were trained so far. Made by `Lab.of`.
@@ -92,6 +97,7 @@ class Lab:
     threads: int
     folder: Path
     known: dict[str, Taught] = field(default_factory=dict, repr=False)
+    plans: bool = False  # only tell which lessons are asked for
 
     @classmethod
     def of(
@@ -102,9 +108,9 @@ class Lab:
         parts = splits_of(data, seed)
         head = recipe.build(Dataset.of(parts["train"]), seed).head  # type: ignore[attr-defined]
         if head.kind == "regression":
-            parts = _standardised(parts)
+            parts = standardised(parts)
         elif head.kind != "embedding":
-            _must_fit(head, parts)
+            must_fit(head, parts)
         prints = {name: of_examples(some) for name, some in parts.items()}
         identity = {"recipe": recipe.identity, "data": prints, "versions": of_versions(), "threads": threads}
         within = folder or recipe.keep or _while_at_hand(recipe)
@@ -117,6 +123,13 @@ class Lab:
     def identity(self) -> dict[str, Any]:
         """All that a lesson's result depends on, besides the lesson."""
         raise AssertionError("set by Lab.of")
+
+    @property
+    def planning(self) -> Lab:
+        """The same, but that it trains nothing and only tells what it would."""
+        lab = replace(self, plans=True)
+        vars(lab).update(identity=self.identity, untrained=self.untrained)
+        return lab
 
     @cached_property
     def untrained(self) -> Any:
@@ -154,6 +167,8 @@ class Lab:
 
     def results(self, lessons: Sequence[Lesson], what: str) -> list[Taught]:
         """Give those lessons that were not given yet, the ones that others need first; and what came of all."""
+        if self.plans:
+            raise Planned(lessons)
         missing = {one.id: one for lesson in lessons for one in _with_bases(lesson) if one.id not in self.known}
         if missing:
             with Store.open(self.folder, {"identity": self.identity}, resume=True) as store:
@@ -162,6 +177,12 @@ class Lab:
                     kept = {name: x for name, x in store.arrays(one.id).items() if name.startswith("test/")}
                     self.known[one.id] = Taught(one, store.record(one.id), kept)
         return [self.known[lesson.id] for lesson in lessons]
+
+    @property
+    def finished(self) -> set[str]:
+        """The ids of all lessons that were given, now or before."""
+        with Store.open(self.folder, {"identity": self.identity}, resume=True) as store:
+            return store.finished
 
     def _give(self, lessons: list[Lesson], store: Store, what: str) -> None:
         teacher = Teacher(self.recipe, self.data, self.folder / "checkpoints", self.threads)
@@ -185,6 +206,15 @@ class Lab:
         subject = self.recipe.build(Dataset.of(self.data["train"]), wanted.seed)
         load_weights(subject, arrays)
         return subject
+
+    def rows(self, base: Taught) -> pd.DataFrame:
+        """A row for each test example: its name, label and, where there are classes, what the base predicts."""
+        test = self.data["test"]
+        names = [one.id or str(place) for place, one in enumerate(test)]
+        frame = pd.DataFrame({"example": names, "label": [one.label for one in test]})
+        if self.head.kind in ("regression", "embedding"):
+            return frame
+        return frame.assign(predicted=[self.head.name(int(place)) for place in self.decisions(base)])
 
     def sound(self, results: list[Taught]) -> list[Taught]:
         """The same; refused where training diverged, since nothing can be said without these models."""
@@ -217,10 +247,6 @@ class Lab:
         output = torch.from_numpy(taught.arrays["test/output"])
         return np.asarray(self.head.columns(output, "logit").argmax(-1))
 
-    def named(self, places: Sequence[int]) -> list[str]:
-        """What classes are called; of numbers there are none."""
-        return [self.head.name(int(place)) if self.head.kind != "regression" else "" for place in places]
-
     @property
     def score(self) -> str:
         """What `fits` is, in words."""
@@ -249,13 +275,6 @@ class Lab:
                 marked = flagged(one, features.words, mask)
                 found.append(np.array([marked[word] for word in features.word if word is not None], dtype=bool))
         return found
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """A row for each test example: its name and label."""
-        test = self.data["test"]
-        names = [one.id or str(place) for place, one in enumerate(test)]
-        return pd.DataFrame({"example": names, "label": [one.label for one in test]})
 
 
 def batches(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
@@ -290,77 +309,6 @@ def divergence(ones: Sequence[Array], others: Sequence[Array]) -> Array:
     return np.array([float(np.mean(jsd(one, other))) for one, other in zip(ones, others, strict=True)])
 
 
-def splits_of(data: Dataset, seed: int) -> dict[str, tuple[Example, ...]]:
-    """The three parts of the data: those it comes with, or drawn by lot, of each class alike.
-
-    Without a development set a tenth of what is learned from becomes one; without any split a fifth is for testing.
-    """
-    examples = labelled(data)
-    named = [replace(one, id=one.id or str(place)) for place, one in enumerate(examples)]
-    parts = {split: [one for one in named if one.split in NAMES[split]] for split in SPLITS}
-    if data.splits and not (parts["train"] and parts["test"]):
-        there = ", ".join(map(repr, data.splits))
-        raise InputError(
-            f"data has the splits {there}: there must be 'train' and 'test', or none. 'dev' may be missing."
-        )
-    if not data.splits:
-        parts["train"] = named
-        parts["train"], parts["test"] = _drawn(parts["train"], SHARES["test"], seed)
-    if not parts["dev"]:
-        parts["train"], parts["dev"] = _drawn(parts["train"], SHARES["dev"] / (1 - SHARES["test"]), seed)
-    for split, least in FEWEST.items():
-        if len(parts[split]) < least:
-            raise InputError(
-                f"data holds {len(named)} examples, of which {len(parts[split])} are for {split}: too few to train and "
-                f"judge models ({least} at least). Pass more, or say by a column 'split' what is train, dev and test."
-            )
-    return {split: tuple(parts[split]) for split in SPLITS}
-
-
-def _drawn(examples: list[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """What stays, and the share that is drawn by lot: of each class alike, as far as it goes."""
-    lots = np.random.default_rng(seed).random(len(examples))
-    classes = [str(one.label) for one in examples]
-    sizes = {name: classes.count(name) for name in set(classes)} if len(set(classes)) <= len(examples) // 10 else {}
-    order = sorted(range(len(examples)), key=lambda place: (classes[place] if sizes else "", lots[place]))
-    count = round(share * len(examples))
-    steps = (np.arange(count) + 0.5) * len(examples) / max(count, 1)
-    chosen = {order[int(step)] for step in steps}
-    return ([one for place, one in enumerate(examples) if place not in chosen],
-            [one for place, one in enumerate(examples) if place in chosen])  # fmt: skip
-
-
-def _must_fit(head: Any, parts: Mapping[str, Sequence[Example]]) -> None:
-    """Refuse labels that the model has no class for, before anything is trained."""
-    classes = 2 if head.kind == "binary" else head.size
-    odd: dict[str, str] = {}
-    for split, some in parts.items():
-        for one in some:
-            try:
-                known = 0 <= class_of(head, one.label) < (classes or np.inf)
-            except WrongTarget:
-                known = False
-            if not known:
-                odd.setdefault(repr(one.label), split)
-    if odd:
-        there = ", ".join(repr(head.name(place)) for place in range(min(classes or 0, 10)))
-        listed = ", ".join(f"{label} (in {split})" for label, split in [*odd.items()][:5])
-        raise InputError(f"{len(odd)} labels do not fit the head of the model: {listed}. It has {there}.")
-
-
-def _standardised(parts: Mapping[str, tuple[Example, ...]]) -> dict[str, tuple[Example, ...]]:
-    """Numbers to predict, in standard deviations of those that are learned from."""
-    try:
-        known = np.array([float(one.label) for one in parts["train"]])  # type: ignore[arg-type]
-        mean, sd = float(known.mean()), float(known.std()) or 1.0
-        return {
-            split: tuple(replace(one, label=(float(one.label) - mean) / sd) for one in some)  # type: ignore[arg-type]
-            for split, some in parts.items()
-        }
-    except ValueError as problem:
-        raise InputError(f"labels must be numbers for a regression: {problem}.") from None
-
-
 def _with_bases(lesson: Lesson) -> list[Lesson]:
     """The lesson, and before it what it needs."""
     return [*(_with_bases(lesson.base) if lesson.base else ()), lesson]
@@ -375,8 +323,9 @@ def _needed(lesson: Lesson, store: Store) -> Arrays:
 def _while_at_hand(recipe: Recipe) -> Path:
     """A temporary folder that is there as long as the recipe is."""
     if "folder" not in recipe.own:
-        recipe.own["folder"] = tempfile.TemporaryDirectory(prefix="regard-")
-    return Path(recipe.own["folder"].name)
+        recipe.own["folder"] = tempfile.mkdtemp(prefix="regard-")
+        weakref.finalize(recipe, shutil.rmtree, recipe.own["folder"], ignore_errors=True)
+    return Path(recipe.own["folder"])
 
 
 def _split(looks: NDArray[Any], lengths: NDArray[Any]) -> list[Array]:

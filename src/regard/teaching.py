@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,11 +22,11 @@ from regard.errors import NotServed
 from regard.explaining import job_for
 from regard.rationales import extracted
 from regard.recipes import Recipe, described
+from regard.splitting import SPLITS
 from regard.training import Aim, Diverged, fit, fits, inputs_of
 from regard.wording import on_words
 
 Kind = Literal["plain", "uniform", "adversary", "guide", "deceive", "without", "rationale"]
-SPLITS = ("train", "dev", "test")
 MODEL = "model."  # before the names of weights
 AT_ONCE = 32  # examples that are explained together
 EMPTY = "…"  # a text of which nothing is left
@@ -99,12 +100,13 @@ class Teacher:
 
     def __call__(self, task: Task) -> tuple[dict[str, Any], Arrays]:
         """What comes of it: a record of plain values, and arrays."""
-        before = torch.get_num_threads()
+        began, before = time.monotonic(), torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(task.lesson.seed)
-                return self._taught(task.lesson, task.needed)
+                record, arrays = self._taught(task.lesson, task.needed)
+            return record | {"seconds": round(time.monotonic() - began, 1)}, arrays
         finally:
             torch.set_num_threads(before)
 

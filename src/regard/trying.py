@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -103,7 +104,7 @@ def trial(
     asked: Any = {"method": method, "sites": sites, "how": how, "batch_size": batch_size, "seed": seed}
     model: Any = subject
     if isinstance(subject, Recipe):
-        lab = Lab.of(subject, dataset_of(data), seed=seed, workers=workers, threads=threads)
+        lab = lab_for(subject, data, seed=seed, workers=workers, threads=threads)
         model, data, asked["lab"] = lab.subject(), lab.test, lab
     must_be_subject(model)
     must_train(name, model, asked.get("lab"))
@@ -172,6 +173,12 @@ class Hearing:
         """Whether it is about an explanation; or about attention itself."""
         return "explanation" in self.trial.needs
 
+    @property
+    def planned(self) -> Hearing:
+        """The same, but that nothing is trained: it ends when models are asked for."""
+        lab = self.case.lab
+        return self if lab is None else replace(self, case=replace(self.case, lab=lab.planning))
+
     def finding(self, hand: Hand | None = None) -> Finding:
         """Run it; with ``hand``, batches come from elsewhere."""
         case = replace(self.case, hand=hand)
@@ -228,6 +235,16 @@ def hearing(
     )  # fmt: skip
     _must_serve(chosen, case)
     return Hearing(chosen, case, wanted, drawn)
+
+
+def lab_for(
+    recipe: Recipe, data: Any, *, seed: int, workers: int | None = 1, threads: int = 1,
+    folder: str | Path | None = None,
+) -> Lab:  # fmt: skip
+    """Where the models of a recipe are trained; in a folder, or where the recipe keeps them."""
+    must_count(seed, workers=workers, threads=threads)
+    many, within = workers or os.cpu_count() or 1, None if folder is None else Path(folder)
+    return Lab.of(recipe, dataset_of(data), seed=seed, workers=many, threads=threads, folder=within)
 
 
 def dataset_of(data: Any) -> Dataset:

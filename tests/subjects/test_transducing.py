@@ -185,7 +185,7 @@ def test_the_alignment_is_where_the_words_are(task):
         subject.aligned(subject.encode(("w1 w2", "w1")))
 
 
-def test_loss_and_quality_are_means_over_words(subject):
+def test_loss_is_a_mean_over_words_and_fits_one_for_each_example(subject):
     examples = [*transduce("flip", 100, words=6, shortest=1, longest=5)]  # more than run at once
     known, losses, right = vocabulary(6), [], []
     for example in examples:
@@ -194,25 +194,16 @@ def test_loss_and_quality_are_means_over_words(subject):
             right.append(int(row.argmax()) == known[word])
     output = subject.forward(subject.encode([one.input for one in examples]))
     assert subject.loss(output, examples).item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert subject.quality(examples) == sum(right) / len(right)
+    shares = subject.fits(output, examples)
+    at = 0
+    for share, example in zip(shares, examples, strict=True):
+        count = len(example.label.split())
+        assert share == pytest.approx(sum(right[at : at + count]) / count)
+        at += count
     assert 0 < sum(right) < len(right)
     leaf = output.detach().requires_grad_()
     subject.loss(leaf, examples).backward()
     assert not leaf.grad[~subject.encode([one.input for one in examples]).real].any()
-
-
-def test_quality_runs_in_eval_mode_and_leaves_the_model_as_it_was():
-    subject = subject_for(dropout=0.9)
-    examples = [Example(pair, pair[1]) for pair in PAIRS]
-    before = torch.get_rng_state()
-    quality = subject.quality(examples)
-    subject.model.train()
-    batch = subject.encode(PAIRS)
-    assert not torch.equal(subject.forward(batch), subject.forward(batch))
-    torch.set_rng_state(before)
-    assert [subject.quality(examples) for _ in range(3)] == [quality] * 3
-    assert all(module.training for module in subject.model.modules())
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_weights_are_drawn_from_the_seed_alone():
@@ -223,13 +214,17 @@ def test_weights_are_drawn_from_the_seed_alone():
     assert not torch.equal(one["keys.weight"], other["keys.weight"])
 
 
+def quality(subject, examples):
+    return regard.training.Pupil(subject, None).fits(examples).mean()
+
+
 def test_copying_is_learned_by_looking_at_what_is_copied():
     subject = subject_for("copy", words=10, hidden=32)
     examples, tested = (
         list(transduce("copy", size, words=10, shortest=4, longest=6, seed=size)) for size in (3000, 200)
     )
     steps = torch.optim.Adam(subject.model.parameters(), lr=3e-3)
-    assert subject.quality(tested) < 0.3
+    assert quality(subject, tested) < 0.3
     subject.model.train()
     for _ in range(8):
         for start in range(0, len(examples), 32):
@@ -238,7 +233,7 @@ def test_copying_is_learned_by_looking_at_what_is_copied():
             steps.zero_grad()
             loss.backward()
             steps.step()
-    assert subject.quality(tested) > 0.95
+    assert quality(subject, tested) > 0.95
     t = regard.trace(subject, [one.input for one in tested])
     looks = t.sites[0].weights()[:, 0]
     mass = looks[subject.aligned(t.batch)].mean()
@@ -325,6 +320,4 @@ def test_what_is_not_served(subject):
         subject.loss(output, [Example(PAIRS[1])])
     with pytest.raises(errors.InputError, match="examples.0.: its label 'w1' is not its target 'w5'"):
         subject.loss(output, [Example(PAIRS[1], "w1")])
-    with pytest.raises(errors.EmptyInput, match="examples is empty"):
-        subject.quality([])
     assert repr(subject) == "TransducerSubject(Transducer)"

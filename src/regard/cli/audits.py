@@ -13,7 +13,7 @@ import typer
 from regard.cli import options
 from regard.cli.config import take
 from regard.cli.judging import subject_of
-from regard.cli.shared import known, must_end_in, must_name, read, several, wake
+from regard.cli.shared import known, must_end_in, must_name, read, recipe_of, several, wake
 from regard.errors import InputError, StoreError, must_know
 from regard.progress import Counter
 
@@ -32,6 +32,8 @@ def audit(
     model: options.MAYBE_MODEL = None,
     data: options.DATA = None,
     planted: options.PLANTED = None,
+    recipe: options.RECIPE = None,
+    recipe_options: options.RECIPE_OPTION = None,
     text_column: options.TEXT_COLUMN = None,
     label_column: options.LABEL_COLUMN = None,
     rationale_column: options.RATIONALE_COLUMN = None,
@@ -87,28 +89,36 @@ def audit(
     json: options.JSON = False,
 ) -> None:
     """Put the explanations of a model on trial, and judge them."""
-    must_name(model, data, planted)
+    must_name(model, data, planted, recipe)
     must_end_in(".html", "html", html)
     chosen, tried = several(methods or []), several(trials or [])
     _must_be_known(chosen, tried)
-    folder = out or Path("runs") / _named(model, data, planted)
+    folder = out or Path("runs") / _named(model or recipe, data, planted)
     if not dry_run:
         _must_be_free(folder, resume)
-    read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad, model)
+    columns = text_column, label_column, rationale_column
+    read_from = None if data is None else read(data, *columns, on_bad, model, recipe)
     required = _criteria(require or [])
     wake()
-    from regard.auditing import prepared, threads_of
+    from regard.asked import threads_of
+    from regard.auditing import prepared
+    from regard.trying import lab_for
 
     _must_be_tried(required, tried)
-    subject, read_from, wanted = subject_of(
-        model, read_from, planted, seed, target=target, similar_to=similar_to, over_limit=over_limit,
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    lab = wanted = None
+    if recipe is not None:
+        lab = lab_for(recipe_of(recipe, model, recipe_options), read_from, seed=seed, workers=workers, folder=folder)
+        subject, read_from = lab.subject(), lab.test
+    else:
+        subject, read_from, wanted = subject_of(
+            model, read_from, planted, seed, target=target, similar_to=similar_to, over_limit=over_limit,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
     asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown, "redact": redact,
                   "workers": workers or (1 if trust_remote_code else None), "command": command(),
                   "threads": threads_of(folder) if resume and threads is None else threads}  # fmt: skip
     named = tried[0][0] if _is_a_set(tried) else tried
-    bench = prepared(subject, read_from, methods=chosen, trials=named, target=wanted, **asked)
+    bench = prepared(subject, read_from, lab=lab, methods=chosen, trials=named, target=wanted, **asked)
     if not bench.called[0]:
         why = "; ".join(dict.fromkeys(f"{row['trial']}: {row['why']}" for row in bench.called[1]))
         raise InputError(f"nothing can run. {why}")
@@ -168,7 +178,7 @@ def _criteria(given: Sequence[str]) -> list[str]:
 
 def _must_be_tried(required: Sequence[str], trials: Sequence[tuple[str, Any]]) -> None:
     """Refuse to require what no trial of this audit could tell."""
-    from regard.auditing import QUICK
+    from regard.asked import QUICK
     from regard.judging import CRITERIA
 
     names = {"all": known("trials"), "quick": [name for name, _ in QUICK]}.get(

@@ -34,6 +34,7 @@ Examples:
 * `regard audit --model path/to/classifier --data reviews.csv --trials all --dry-run`
 * `regard audit --model path/to/classifier --data reviews.csv --methods rollout,gradient:norm=l2 --trials agreement`
 * `regard audit --model path/to/classifier --data reviews.csv --require consistent,causal --json > findings.json`
+* `regard audit --recipe fine_tune --model path/to/encoder --data reviews.csv --trials all`
 * `regard audit --config audit.toml --limit 100 --resume`
 """
 FIT_HELP = """Train a transformer on a table, and save it, to be audited.
@@ -114,6 +115,7 @@ Examples:
 * `regard trial agreement --model path/to/classifier --data reviews.csv --method rollout --html agreement.html`
 * `regard trial adversarial --model path/to/classifier --data reviews.csv --option steps=200 --sites all --json`
 * `regard trial planted --planted keyword --method raw`
+* `regard trial adversary --recipe attention_classifier --data reviews.csv --option seeds=3 --option lambdas=[0,0.01]`
 """
 TRIALS_HELP = """List the trials: what each claims, what it is held against, what it needs, and where it was published.
 

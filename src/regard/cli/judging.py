@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli import options
-from regard.cli.shared import asked_of, known, must_end_in, must_name, option, read, several, unlogged, wake
+from regard.cli.shared import (
+    asked_of,
+    known,
+    must_end_in,
+    must_name,
+    option,
+    read,
+    recipe_of,
+    several,
+    unlogged,
+    wake,
+)
 from regard.errors import must_know
 from regard.progress import Counter
 
@@ -69,6 +80,8 @@ def trial(
     model: options.MAYBE_MODEL = None,
     data: options.DATA = None,
     planted: options.PLANTED = None,
+    recipe: options.RECIPE = None,
+    recipe_options: options.RECIPE_OPTION = None,
     method: options.METHOD = None,
     options_: options.OPTION = None,
     sites: Annotated[
@@ -86,6 +99,7 @@ def trial(
     how: options.HOW = None,
     on_bad: options.ON_BAD = "raise",
     seed: options.SEED = 0,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many models are trained at a time.")] = 1,
     html: options.PAGE = None,
     save: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write the finding with its raw values here, as .json.")
@@ -95,7 +109,7 @@ def trial(
     json: options.JSON = False,
 ) -> None:
     """Put attention on trial."""
-    must_name(model, data, planted)
+    must_name(model, data, planted, recipe)
     must_end_in(".html", "html", html)
     must_end_in(".json", "save", save)
     must_know("trial", name, known("trials"))
@@ -103,7 +117,8 @@ def trial(
     by = several([method])[0] if method else None
     if by is not None:
         must_know("method", by[0], known("methods"))
-    read_from = None if data is None else read(data, text_column, label_column, rationale_column, on_bad, model)
+    columns = text_column, label_column, rationale_column
+    read_from = None if data is None else read(data, *columns, on_bad, model, recipe)
     wake()
     from regard.trying import trial as put_on_trial
     from regard.trying import trial_named
@@ -113,10 +128,13 @@ def trial(
     asked["sites"] = (
         sites if sites in ("last", "all") else [int(one) if one.isdigit() else one for one in sites.split(",")]
     )
-    subject, read_from, wanted = subject_of(
-        model, read_from, planted, seed, target=target, similar_to=similar_to, over_limit=over_limit,
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    if recipe is not None:
+        subject, wanted, asked["workers"] = recipe_of(recipe, model, recipe_options), None, workers
+    else:
+        subject, read_from, wanted = subject_of(
+            model, read_from, planted, seed, target=target, similar_to=similar_to, over_limit=over_limit,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
     with unlogged(), Counter(name, None):
         found = put_on_trial(subject, read_from, name, target=wanted, **asked)
     from regard.cli.consoles import print_json, tell_written

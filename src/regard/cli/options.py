@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.shared import TASKS, known
+from regard.cli.shared import RECIPES, TASKS, known
 
 
 def methods() -> list[str]:
@@ -18,6 +18,11 @@ def methods() -> list[str]:
 def trials() -> list[str]:
     """For the shell to complete."""
     return ["quick", "all", *known("trials")]
+
+
+def recipes() -> list[str]:
+    """For the shell to complete."""
+    return [*RECIPES]
 
 
 def tasks() -> list[str]:
@@ -40,6 +45,18 @@ MAYBE_MODEL = Annotated[
 ]
 DATA = Annotated[
     Path | None, typer.Option(metavar="PATH", help="A .csv, .tsv, .jsonl or .parquet file, or an ERASER folder.")
+]
+RECIPE = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Train models, to try more of them: {', '.join(RECIPES)}. --model is what is fine-tuned.",
+        autocompletion=recipes,
+    ),
+]
+RECIPE_OPTION = Annotated[
+    list[str] | None,
+    typer.Option("--recipe-option", metavar="TEXT", help="An option of it, name=value; may be given several times."),
 ]
 PLANTED = Annotated[
     str | None,

@@ -25,6 +25,7 @@ COLOURS = {"supported": "green", "not supported": "red", "inconclusive": "yellow
 if TYPE_CHECKING:  # the rest is for `regard diff`, too, which needs no torch
     from regard.foreseeing import Foresight
 
+WORD = 15  # columns that an outcome takes, with room beside it
 WIDE = 110  # columns of a terminal that holds values with their intervals in a line
 
 
@@ -57,13 +58,16 @@ def show_audit(found: Audit) -> None:
 
 
 def _show_overview(cards: Mapping[str, Verdict]) -> None:
-    """A row for each explanation, a column for each criterion that was tested."""
+    """A row for each explanation, a column for each criterion that was tested; the other way round if it is narrow."""
     names = [one.name for one in CRITERIA if any(card[one.name] != UNTESTED for card in cards.values())]
+    turned = WORD * len(names) + max(map(len, cards)) > shown.width
+    across, down = (cards, names) if turned else (names, cards)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", *names):
+    for name in ("", *across):
         table.add_column(name, overflow="fold")
-    for title, card in cards.items():
-        table.add_row(Text(title), *(Text(card[name], style=COLOURS[card[name]]) for name in names))
+    for row in down:
+        cells = [cards[one][row] if turned else cards[row][one] for one in across]
+        table.add_row(Text(row), *(Text(cell, style=COLOURS[cell]) for cell in cells))
     shown.print()
     shown.print(table)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,9 +18,11 @@ from regard.progress import Counter
 if TYPE_CHECKING:
     from regard.types import Subject
 
+COMMA = re.compile(r",(?![^\[]*\])")  # not one within a list
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 # `regard.data.planted` is slow to import; a test holds this list against it.
 TASKS = ("keyword", "columns", "copies", "copied_columns", "shortcut", "position", "xor", "two_facts", "negation")
+RECIPES = ("attention_classifier", "fine_tune", "ft_transformer")  # of `regard.recipes`; the same test
 
 
 def known(folder: str) -> list[str]:
@@ -51,9 +54,11 @@ def several(given: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
     Example:
         >>> several(["raw,gradient:norm=l2,of=logit", "rollout"])
         [('raw', {}), ('gradient', {'norm': 'l2', 'of': 'logit'}), ('rollout', {})]
+        >>> several(["adversary:lambdas=[0,0.1],seeds=3"])
+        [('adversary', {'lambdas': [0, 0.1], 'seeds': 3})]
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    for piece in (one.strip() for text in given for one in text.split(",")):
+    for piece in (one.strip() for text in given for one in COMMA.split(text)):
         name, colon, rest = piece.partition(":")
         if not colon and "=" in piece:
             if not found:
@@ -76,9 +81,16 @@ def must_be_table(data: Path) -> None:
         raise InputError(f"--data {data} is not a file. It takes {', '.join(TABLES)}.")
 
 
-def must_name(model: str | None, data: Path | None, planted: str | None) -> None:
+def must_name(model: str | None, data: Path | None, planted: str | None, recipe: str | None = None) -> None:
     """Refuse what is named twice, not at all, or not there; before anything heavy is imported."""
-    if (planted is None) == (model is None or data is None) or (planted and (model or data)):
+    if recipe is not None:
+        must_know("recipe", recipe, RECIPES)
+        if data is None or planted is not None:
+            raise InputError(f"--recipe {recipe} needs --data to train models on, and no --planted.")
+        if (model is None) == (recipe == "fine_tune"):
+            step = "needs --model, the checkpoint to begin with" if model is None else "takes no --model: it builds one"
+            raise InputError(f"--recipe {recipe} {step}.")
+    elif (planted is None) == (model is None or data is None) or (planted and (model or data)):
         raise InputError("pass --model and --data, or --planted alone: what is to be tried on what.")
     if planted is not None:
         must_know("task", planted, TASKS)
@@ -89,13 +101,16 @@ def must_name(model: str | None, data: Path | None, planted: str | None) -> None
 
 
 def read(
-    data: Path, text: str | None, label: str | None, rationale: str | None, on_bad: Any, model: str | None = None
-) -> Any:
+    data: Path, text: str | None, label: str | None, rationale: str | None, on_bad: Any, model: str | None = None,
+    recipe: str | None = None,
+) -> Any:  # fmt: skip
     """The data of a file, or of an ERASER folder; of a model for tables the columns that it knows."""
     columns = None if model is None else columns_of(model)
     with Counter(f"reading {data}", None, patience=0):
         from regard.data import read, read_eraser
 
+        if recipe == "ft_transformer":
+            columns = _all_but(data, label)
         if columns is not None:
             _must_have(data, model, columns, label)
         found = (
@@ -104,6 +119,18 @@ def read(
             else read(data, text=text, columns=columns, label=label, rationale=rationale, on_bad=on_bad)
         )
         return replace(found, source=str(data))
+
+
+def _all_but(data: Path, label: str | None) -> list[str]:
+    """The columns of a table from which a model learns."""
+    from regard.data.sources import open_source
+
+    must_be_table(data)
+    there = open_source(data, "utf-8").columns
+    if label is None:
+        raise InputError("--recipe ft_transformer learns to predict a column: name it by --target-column.")
+    must_know("target_column", label, there)
+    return [name for name in there if name not in (label, "split")]
 
 
 def _must_have(data: Path, model: str | None, columns: list[str], label: str | None) -> None:
@@ -121,6 +148,24 @@ def _must_have(data: Path, model: str | None, columns: list[str], label: str | N
             )
     if there and label is not None:
         must_know("target_column", label, there)
+
+
+def recipe_of(name: str, model: str | None, given: Iterable[str] | None) -> Any:
+    """A ready-made recipe, with options."""
+    from inspect import signature
+
+    from regard.errors import OptionError
+    from regard.recipes import READY
+
+    make: Any = READY[name]
+    options = dict(map(option, given or ()))
+    there = [one for one in signature(make).parameters if one not in ("path", "keep")]
+    for one in options:
+        must_know("recipe-option", one, there)
+    try:
+        return make(model, **options) if name == "fine_tune" else make(**options)
+    except TypeError as problem:
+        raise OptionError(f"--recipe-option: {problem}.") from None
 
 
 def wake() -> None:

@@ -127,7 +127,10 @@ def gauge(
         in enumerate(zip(names, shown, array, lows, highs, said, strict=True))
     ]  # fmt: skip
     axis = alt.Axis(title=None, tickCount=4, labelFontSize=10, labelSeparation=6, format="~g")
-    across = alt.X("value:Q", scale=alt.Scale(zero=False, padding=8, nice=True), axis=axis)
+    flat: dict[str, Any] = (
+        {} if max(highs) > min(lows) else {"domain": [array[0] - 0.5, array[0] + 0.5]}
+    )  # else all ticks are one
+    across = alt.X("value:Q", scale=alt.Scale(zero=False, padding=8, nice=True, **flat), axis=axis)
     left = alt.Axis(
         title=None, labelLimit=NAME - 4, labelFontSize=11, ticks=False, domain=False, minExtent=NAME, maxExtent=NAME
     )

@@ -148,7 +148,12 @@ def tradeoff(
         base.mark_rule(opacity=0.45, aria=False).encode(x=alt.X("x_low:Q"), x2="x_high", y=up),
         base.mark_rule(opacity=0.45, aria=False).encode(x=across, y=alt.Y("y_low:Q"), y2="y_high"),
         base.mark_point(filled=True, size=55, opacity=0.9).encode(x=across, y=up, shape=shapes, description="said:N"),
-        joined.mark_text(align="left", dx=7, dy=-6, fontSize=10, aria=False).encode(x=across, y=up, text="name:N"),
+        *(
+            joined.transform_filter(f"datum.at % 2 == {odd}")  # above and below in turn: neighbours may be close
+            .mark_text(align="left", dx=6, dy=dy, fontSize=10, aria=False)
+            .encode(x=across, y=up, text="name:N")
+            for odd, dy in ((0, -8), (1, 11))
+        ),
     ]
     return _finished([*layers, *_line(level, "x")], some[[x, y]], title, caption)
 

@@ -86,19 +86,20 @@ def crossed(values: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: 
     if array.ndim != 2 or not array.size or not np.isfinite(array).all():
         raise InputError(f"values has shape {array.shape}. Pass a finite number for each model and example.")
     drawn = resampled(len(array), array.shape[1], draws, seed)
-    means = np.concatenate([np.einsum("dm,me,de->d", models, array, examples) for models, examples in drawn])
+    means = (
+        np.concatenate([np.einsum("dm,me,de->d", models, array, examples) for models, examples in drawn]) / array.size
+    )
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(array.mean()), float(low), float(high), array.shape[1], 0)
 
 
 def resampled(models: int, examples: int, draws: int, seed: int) -> Iterator[tuple[Array, Array]]:
-    """In blocks of draws, how much each model ``(draw, model)`` and example ``(draw, example)`` counts: sums are 1."""
+    """In blocks of draws, how often each model ``(draw, model)`` and each example ``(draw, example)`` is drawn."""
     rng, size = np.random.default_rng(seed), max(1, BLOCK // examples)
     for start in range(0, at_least_one("draws", draws), size):
         some = min(size, draws - start)
-        both = (rng.multinomial(count, np.full(count, 1 / count), size=some) / count for count in (models, examples))
-        one, other = both
-        yield one, other
+        one, other = (rng.multinomial(count, np.full(count, 1 / count), size=some) for count in (models, examples))
+        yield one.astype(np.float64), other.astype(np.float64)
 
 
 def permutation_p(values: ArrayLike, others: ArrayLike, *, draws: int = 9999, seed: int = 0) -> float:

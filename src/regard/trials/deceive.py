@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from regard.cases import Array, Case
-from regard.errors import InputError, OptionError, choose, within
+from regard.errors import InputError, NotServed, OptionError, choose, within
 from regard.finding import Finding, above, holds, level, said
 from regard.lessons import Lab, Taught, losses_of
 from regard.measures import Interval, crossed
@@ -94,8 +94,7 @@ def deceive(
     supported = judged if judged or hides else None  # that nothing is lost means something only where it was hidden
     diverged = [one for one in results if one.diverged]
     sentence = _sentence(lab, best, lost, before, after, reference, needed, hides)
-    values = lab.frame if knows else lab.frame.assign(predicted=lab.named(lab.decisions(results[0])))
-    values = values.assign(
+    values = lab.rows(results[0]).assign(
         **{f"right λ={factor:g}": one.mean(0) for factor, one in right.items()},
         **{f"mass λ={factor:g}": one.mean(0) for factor, one in mass.items()},
     )  # fmt: skip
@@ -109,7 +108,7 @@ def deceive(
                                "caption": "How much of attention is on what is impermissible."},
         },
         settings={"sites": case.sites, "mask": meant if isinstance(meant, (str, tuple)) else repr(meant)},
-        settles=needed and hides,
+        settles=False,
         warnings=tuple(f"λ = {one.lesson.options['factor']:g}, seed {one.lesson.seed}: {one.diverged}"
                        for one in diverged),
     )  # fmt: skip
@@ -118,7 +117,10 @@ def deceive(
 def _checked(lab: Lab, mask: Any) -> Any:
     """The mask, if it covers something and not everything."""
     if mask is None:
-        raise OptionError("mask=None: say which words are impermissible: a list, 'rationale', or a function of a word.")
+        raise NotServed(
+            "deceive needs to know which words are impermissible: mask=, a list of words, 'rationale', or a function; "
+            'on the command line --trials \'deceive:mask=["he","she"]\'.'
+        )
     if isinstance(mask, str) and mask != "rationale":
         raise OptionError(f"mask={mask!r}: pass a list of words, 'rationale', or a function. One word is [{mask!r}].")
     meant = mask if isinstance(mask, str) or callable(mask) else tuple(str(word) for word in mask)

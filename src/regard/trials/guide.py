@@ -58,13 +58,11 @@ def guide(case: Case, *, seeds: int = 5, adversary: float = 0.01) -> Finding:
     )
     table = pd.concat([scores_of(lab, some, name) for name, some in groups.items()], ignore_index=True)
     table["guided by"] = table.pop("model")
-    values = lab.frame.assign(
-        predicted=lab.named(lab.decisions(groups["base"][0])), **{name: one.mean(0) for name, one in right.items()}
-    )
+    values = lab.rows(groups["base"][0]).assign(**{name: one.mean(0) for name, one in right.items()})
     return Finding(
         "guide", f"{lab.score}, guided by the base", scores.pop("base"), margin, holds(margin), sentence, values,
         reference=scores, tables={"models": table},
         charts={"scores": {"kind": "lines", "table": "models", "x": "seed", "y": "score", "by": "guided by",
                            "caption": f"Test {lab.score} of each model."}},
-        settings={"sites": case.sites},
+        settings={"sites": case.sites}, settles=False,
     )  # fmt: skip

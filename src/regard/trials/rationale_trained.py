@@ -62,13 +62,11 @@ def rationale_trained(case: Case, *, share: float = 0.2, contiguous: bool = Fals
     )
     table = pd.concat([scores_of(lab, some, name) for name, some in groups.items()], ignore_index=True)
     table["trained on"] = table.pop("model")
-    values = lab.frame.assign(
-        predicted=lab.named(lab.decisions(results[0])), **{name: one.mean(0) for name, one in right.items()}
-    )
+    values = lab.rows(results[0]).assign(**{name: one.mean(0) for name, one in right.items()})
     return Finding(
         "rationale_trained", f"{lab.score} from rationales", scores["rationale"], margin, holds(margin), sentence,
         values,
         reference={name: scores[name] for name in ("random words", "full text")}, tables={"models": table},
         charts={"scores": {"kind": "lines", "table": "models", "x": "seed", "y": "score", "by": "trained on",
-                           "caption": f"Test {lab.score} of each model."}},
+                           "caption": f"Test {lab.score} of each model."}}, settles=False,
     )  # fmt: skip

@@ -43,18 +43,16 @@ def uniform_trained(case: Case, *, seeds: int = 5) -> Finding:
         f"{said(flat)}. The difference is {said(lost)}" + (f" (p = {p:.3g} over seeds)" if seeds > 1 else "") + ". "
     ) + (
         "Attention is needed on this task." if needed
-        else "Attention is not needed on this task, so what other trials say of it means little here."
+        else "That attention is needed on this task is not shown; if it is not, other trials say little of it."
     )  # fmt: skip
-    values = lab.frame.assign(
-        predicted=lab.named(lab.decisions(results[0])), base=right[0].mean(0), uniform=right[1].mean(0)
-    )
+    values = lab.rows(results[0]).assign(base=right[0].mean(0), uniform=right[1].mean(0))
     table = pd.concat(
         [scores_of(lab, results[:seeds], "base"), scores_of(lab, results[seeds:], "uniform")], ignore_index=True
     )
     return Finding(
-        "uniform_trained", f"{lab.score}, base minus uniform", lost, lost, needed, sentence, values,
-        reference={"base": own, "uniform": flat}, tables={"models": table},
+        "uniform_trained", f"test {lab.score}", own, lost, needed, sentence, values,
+        reference={"trained with uniform": flat}, tables={"models": table},
         charts={"scores": {"kind": "lines", "table": "models", "x": "seed", "y": "score", "by": "model",
                            "caption": f"Test {lab.score} of each model."}},
-        settings={"sites": sites, "p": p},
+        settings={"sites": sites, "p": p}, settles=False,
     )  # fmt: skip
