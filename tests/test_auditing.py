@@ -12,8 +12,9 @@ import torch
 
 import regard
 from regard import auditing
+from regard.asked import QUICK
 from regard.audited import cited, differences, load_audit, title_of
-from regard.auditing import QUICK, Bench, prepared
+from regard.auditing import Bench, prepared
 from regard.cases import Case
 from regard.errors import InputError, NotServed, OptionError, StoreError, SubjectError
 from regard.foreseeing import foresee

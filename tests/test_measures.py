@@ -18,6 +18,7 @@ from regard.measures import (
     agreement,
     bootstrap,
     corrected,
+    crossed,
     jsd,
     kendall,
     kl,
@@ -26,6 +27,7 @@ from regard.measures import (
     pearson,
     permutation_p,
     rank_biased_overlap,
+    resampled,
     spearman,
     top_k_distance,
     tvd,
@@ -611,3 +613,27 @@ def test_corrections_are_bounds_in_the_same_order(p, random):
 def test_values_that_cannot_be_used_are_refused(call, said):
     with pytest.raises(errors.InputError, match=said):
         call()
+
+
+def test_crossed_intervals_are_those_of_a_slow_bootstrap_over_models_and_examples():
+    draws = np.random.default_rng(0)
+    values = draws.normal(size=(4, 30)) + draws.normal(size=(4, 1))
+    found = crossed(values, draws=4000, seed=1)
+    lots = np.random.default_rng(5)
+    slow = [values[lots.integers(4, size=4)][:, lots.integers(30, size=30)].mean() for _ in range(4000)]
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.06)
+    assert found.n == 30
+    wider = bootstrap(values.mean(0))
+    assert found.high - found.low > 1.5 * (wider.high - wider.low), "models differ, too"
+    for bad in ([1.0, 2.0], [[1.0, np.nan]], np.zeros((0, 3))):
+        with pytest.raises(errors.InputError, match="values has shape"):
+            crossed(bad)
+
+
+def test_resampled_counts_add_up():
+    whole = [*resampled(3, 7, 50, seed=2)]
+    for models, examples in whole:
+        assert (models.sum(1) == 3).all()
+        assert (examples.sum(1) == 7).all()
+    assert sum(len(models) for models, _ in whole) == 50

@@ -17,6 +17,7 @@ import regard
 from regard.cli import helps, shared
 from regard.cli.commands import COMMANDS, app
 from regard.data.planted import TASKS
+from regard.recipes import READY
 
 REGARD = str(Path(sys.executable).with_name("regard"))
 QUICK = [["--help"], ["--version"], ["audit", "--help"], ["audit", "--nope"], ["audit", "--limit", "x"], ["nope"], [],
@@ -102,6 +103,7 @@ def test_one_set_of_names():
         ):
             assert pair in spelled
     assert shared.TASKS == TASKS
+    assert shared.RECIPES == tuple(READY)
 
 
 def test_completion():

@@ -59,9 +59,9 @@ def adam(model):
     return torch.optim.Adam(model.parameters(), lr=0.1)
 
 
-def recipe(*, decoupled: bool = False, epochs: int = 6, **more):
+def recipe(*, decoupled: bool = False, epochs: int = 6, patience: int | None = 3, **more):
     return regard.recipe(
-        Build(decoupled), {"epochs": epochs, "patience": 3, "optimizer": adam},
+        Build(decoupled), {"epochs": epochs, "patience": patience, "optimizer": adam},
         name="decoupled" if decoupled else "gate", **more,
     )  # fmt: skip
 

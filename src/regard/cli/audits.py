@@ -107,7 +107,8 @@ def audit(
     _must_be_tried(required, tried)
     lab = wanted = None
     if recipe is not None:
-        lab = lab_for(recipe_of(recipe, model, recipe_options), read_from, seed=seed, workers=workers, folder=folder)
+        made, within = recipe_of(recipe, model, recipe_options), None if dry_run else folder  # which writes nothing
+        lab = lab_for(made, read_from, seed=seed, workers=workers, folder=within)
         subject, read_from = lab.subject(), lab.test
     else:
         subject, read_from, wanted = subject_of(
