@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-tables bench-trials browser clean
+.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-tables bench-training bench-trials browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -41,6 +41,9 @@ bench-rationales: $(VENV)/.ready
 
 bench-tables: $(VENV)/.ready
 	$(BIN)/python benchmarks/tables.py
+
+bench-training: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/training.py
 
 bench-trials: $(VENV)/.ready
 	$(BIN)/python benchmarks/trying.py

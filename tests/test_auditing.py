@@ -13,7 +13,7 @@ import torch
 import regard
 from regard import auditing
 from regard.asked import QUICK
-from regard.audited import cited, differences, load_audit, title_of
+from regard.audited import cited, differences, load_audit, refusals, title_of
 from regard.auditing import Bench, prepared
 from regard.cases import Case
 from regard.errors import InputError, NotServed, OptionError, StoreError, SubjectError
@@ -108,7 +108,7 @@ def test_killed_at_random_moments_it_goes_on(subject, undisturbed, tmp_path):
     for attempt in range(40):
         child = os.fork()
         if child == 0:
-            signal.setitimer(signal.ITIMER_REAL, lots.uniform(0.02, 0.4) * (1 + attempt / 4))
+            signal.setitimer(signal.ITIMER_REAL, lots.uniform(0.01, 0.05) * (1 + attempt / 2))
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
             regard.audit(subject, TEXTS, out=tmp_path, resume=True, **ASKED)
             os._exit(0)
@@ -167,7 +167,10 @@ def test_all_runs_or_refuses_every_trial(subject):
     ran, refused = {one.trial for _, one in audit.findings}, {one["trial"] for one in audit.refused}
     assert ran | refused == {*names}
     assert not ran & refused
-    assert refused == {"planted", "plausibility"}
+    trained = {name for name in names if regard.trying.trains(name)}
+    assert refused == {"planted", "plausibility", *trained}
+    (row,) = [row for row in refusals(audit.refused) if "seeds" in row["trial"]]
+    assert {*row["trial"].split(", ")} == trained, "one reason for all"
     assert "rationales" in next(one["why"] for one in audit.refused if one["trial"] == "plausibility")
 
 

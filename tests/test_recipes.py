@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -98,7 +100,16 @@ def test_a_name_and_the_code_tell_functions_apart():
     def other(train, seed):
         return 2
 
+    def enclosing(value):
+        return lambda train, seed: [value for _ in range(2)]
+
     assert described(one) != described(other)
+    assert described(enclosing(3)) == described(enclosing(3)) != described(enclosing(4))
+    assert described(lambda x, y=1: x) != described(lambda x, y=2: x)
+    assert described({"good": np.array([1.0, 2.0])}) != described({"good": np.array([1.0, 2.5])})
+    many = {str(place): np.full(3, place) for place in range(200)}
+    assert described(many) == described(dict(reversed(many.items()))) != described(many | {"7": np.zeros(3)})
+    json.dumps(regard.recipes.attention_classifier(vectors=many).identity)
     assert regard.recipe(one).identity != regard.recipe(other).identity
     assert regard.recipe(one, name="mine").name == "mine"
 

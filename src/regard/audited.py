@@ -146,12 +146,15 @@ def _moved(before: Interval, after: Interval) -> Interval:
 
 
 def refusals(refused: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What could not run, and why; once, where the reason is the same for several explanations."""
-    of: dict[tuple[str, str], list[str]] = {}
+    """What could not run, and why; once, where the reason is the same for several trials or explanations."""
+    of: dict[str, list[tuple[str, Any]]] = {}
     for one in refused:
-        of.setdefault((one["trial"], one["why"]), []).append(one["method"])
-    return [{"trial": trial, "method": ", ".join(one for one in some if isinstance(one, str)), "why": why}
-            for (trial, why), some in of.items()]  # fmt: skip
+        of.setdefault(one["why"], []).append((one["trial"], one["method"]))
+    return [
+        {"trial": ", ".join(dict.fromkeys(trial for trial, _ in some)), "why": why,
+         "method": ", ".join(dict.fromkeys(method for _, method in some if isinstance(method, str)))}
+        for why, some in of.items()
+    ]  # fmt: skip
 
 
 def title_of(name: str, options: Mapping[str, Any]) -> str:

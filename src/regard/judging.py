@@ -62,8 +62,8 @@ CRITERIA = (
     ),
     Criterion(
         "hard to manipulate", "a model trained to look elsewhere pays for it",
-        "supported when the total variation paid at the seeds' 95th percentile of JSD is above the seeds' own; not "
-        "supported when it is below",
+        "supported when the total variation paid at the seeds' 95th percentile of JSD (0.1 at least) is above the "
+        "seeds' own (0.01 at least); not supported when it is below",
         ("adversary",),
     ),
     Criterion(

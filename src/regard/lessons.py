@@ -106,7 +106,8 @@ class Lab:
     ) -> Lab:  # fmt: skip
         """Split the data, if they do not come so, and see that labels fit; nothing is trained yet."""
         parts = splits_of(data, seed)
-        head = recipe.build(Dataset.of(parts["train"]), seed).head  # type: ignore[attr-defined]
+        untrained: Any = recipe.build(Dataset.of(parts["train"]), seed)
+        head = untrained.head
         if head.kind == "regression":
             parts = standardised(parts)
         elif head.kind != "embedding":
@@ -116,7 +117,7 @@ class Lab:
         within = folder or recipe.keep or _while_at_hand(recipe)
         place = Path(within) / f"models-{digest(repr(identity).encode())[:16]}"
         lab = cls(recipe, parts, data.source, seed, workers, threads, place)
-        vars(lab)["identity"] = identity
+        vars(lab).update(identity=identity, untrained=untrained)
         return lab
 
     @cached_property

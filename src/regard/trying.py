@@ -268,7 +268,7 @@ def must_train(name: str, subject: Any, lab: Lab | None) -> None:
         kind = type(subject).__name__
         fitting = f"regard.recipes.{FITS[kind]}" if kind in FITS else "regard.recipe(build=…, fit=…)"
         raise NotServed(
-            f"{name} trains more models, and a {kind} does not say how it was trained. Pass a recipe in its place: "
+            f"it trains more models, and a {kind} does not say how it was trained. Pass a recipe in its place: "
             f"{fitting} makes models like this one; on the command line --recipe."
         )
 

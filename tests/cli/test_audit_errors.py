@@ -47,7 +47,7 @@ GOOD = ["--model", "model", "--data", "good.csv"]
         ([*GOOD, "--methods", ""], ["at least one of --methods"]),
         ([*GOOD, "--require", "casual"], ["require='casual'", "Did you mean 'causal'"]),
         ([*GOOD, "--require", "exclusive"], ["--require exclusive", "Add one to --trials: adversarial"]),
-        ([*GOOD, "--require", "hard-to-manipulate", "--trials", "all"], ["no trial for it yet"]),
+        ([*GOOD, "--require", "hard-to-manipulate", "--trials", "all"], ["adversary trains models", "--recipe"]),
         ([*GOOD, "--out", "good.csv"], ["--out good.csv is a file"]),
         ([*GOOD, "--out", "run"], ["--out run holds a run", "--resume"]),
         ([*GOOD, "--config", "nowhere.toml"], ["--config nowhere.toml cannot be read"]),

@@ -103,7 +103,7 @@ def test_one_set_of_names():
         ):
             assert pair in spelled
     assert shared.TASKS == TASKS
-    assert shared.RECIPES == tuple(READY)
+    assert tuple(READY) == shared.RECIPES
 
 
 def test_completion():

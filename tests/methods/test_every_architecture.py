@@ -27,7 +27,7 @@ OPTIONS = {
     "token_mixing": {"probes": 4}, "shapley": {"samples": 2}, "integrated_gradients": {"baseline": "zero", "steps": 3},
 }  # fmt: skip
 # a norm comes first, so that slopes along x cancel: of float32 nothing would be left
-CANCEL = {("pytorch-frame's TabTransformer", "reference")}
+CANCEL = {("pytorch-frame's TabTransformer", "reference"), ("CLIP, vision", "reference")}
 # what needs one sequence, and what needs layers that are submodules
 MAY_REFUSE = {"flow", "token_mixing", "value_zeroing"}
 

@@ -104,7 +104,7 @@ def audit(
     from regard.auditing import prepared
     from regard.trying import lab_for
 
-    _must_be_tried(required, tried)
+    _must_be_tried(required, tried, recipe)
     lab = wanted = None
     if recipe is not None:
         made, within = recipe_of(recipe, model, recipe_options), None if dry_run else folder  # which writes nothing
@@ -177,19 +177,22 @@ def _criteria(given: Sequence[str]) -> list[str]:
     return names
 
 
-def _must_be_tried(required: Sequence[str], trials: Sequence[tuple[str, Any]]) -> None:
+def _must_be_tried(required: Sequence[str], trials: Sequence[tuple[str, Any]], recipe: str | None) -> None:
     """Refuse to require what no trial of this audit could tell."""
     from regard.asked import QUICK
     from regard.judging import CRITERIA
+    from regard.trying import trains
 
     names = {"all": known("trials"), "quick": [name for name, _ in QUICK]}.get(
         trials[0][0], [name for name, _ in trials]
     )
     for one in CRITERIA:
         if one.name in required and not {*one.trials} & {*names}:
-            there = [name for name in one.trials if name in known("trials")]
-            step = f"Add one to --trials: {', '.join(there)}." if there else "There is no trial for it yet."
-            raise InputError(f"--require {one.name}: no trial of this audit tells. {step}")
+            raise InputError(
+                f"--require {one.name}: no trial of this audit tells. Add one to --trials: {', '.join(one.trials)}."
+            )
+        if one.name in required and not recipe and all(map(trains, one.trials)):
+            raise InputError(f"--require {one.name}: {', '.join(one.trials)} trains models. Say how, by --recipe.")
 
 
 def _foretell(bench: Bench, *, json: bool, dry_run: bool) -> Foresight:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from regard.errors import OptionError, at_least_one, must_know, within
 from regard.types import Subject
 
 COURSE: dict[str, Any] = {"epochs": 5, "patience": 3, "batch_size": 32, "optimizer": None, "learning_rate": None}
+MANY = 100  # entries, from which on a list or mapping is known by a hash
 Build = Callable[[Dataset, int], Subject]
 
 
@@ -106,22 +108,41 @@ class AdamW:
 
 
 def described(part: Any) -> Any:
-    """A part of a recipe as plain data, by which it is known again."""
-    if is_dataclass(part) and not isinstance(part, type):
-        return {"kind": type(part).__name__} | {name: _plain(one) for name, one in vars(part).items()}
-    if callable(part):
-        code = getattr(part, "__code__", None)
-        own = "" if code is None else blake2b(code.co_code + repr(code.co_consts).encode(), digest_size=8).hexdigest()
-        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', type(part).__name__)} {own}".strip()
-    return _plain(part)
+    """A part of a recipe as plain data, by which it is known again: functions by their code and what they enclose."""
+    if isinstance(part, partial):
+        return ["partial", *map(described, (part.func, part.args, part.keywords))]
+    if code := getattr(part, "__code__", None):
+        cells = [cell.cell_contents for cell in part.__closure__ or ()]
+        known = [part.__defaults__ or (), part.__kwdefaults__ or {}, cells]
+        return [f"{part.__module__}.{part.__qualname__}", _digest(_code(code)), *map(described, known)]
+    if isinstance(part, Mapping):
+        return {str(name): described(one) for name, one in part.items()} if len(part) < MANY else _digest(part)
+    if isinstance(part, (list, tuple)):
+        return [described(one) for one in part] if len(part) < MANY else _digest(part)
+    if isinstance(part, np.ndarray):
+        return _digest(part)
+    if part is None or isinstance(part, (str, int, float, bool)):
+        return part
+    own = getattr(part, "__dict__", None)
+    if isinstance(part, type) or own is None:
+        return repr(part)
+    return {"kind": f"{type(part).__module__}.{type(part).__qualname__}"} | described(dict(own))
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Mapping) and len(value) > 100:  # vectors of words
-        kept = blake2b(digest_size=16)
-        for name in sorted(value):
-            kept.update(name.encode(errors="surrogatepass") + np.asarray(value[name], dtype=np.float32).tobytes())
-        return kept.hexdigest()
-    return json.loads(json.dumps(value, default=repr))
+def _digest(content: Any) -> str:
+    """A hash of what is too long to be listed, such as vectors of words."""
+    kept = blake2b(digest_size=16)
+    if isinstance(content, np.ndarray):
+        kept.update(str((content.dtype, content.shape)).encode() + np.ascontiguousarray(content).tobytes())
+    elif isinstance(content, Mapping):
+        for name in sorted(map(str, content)):
+            kept.update(f"{name} {json.dumps(described(content[name]), default=repr)}".encode(errors="surrogatepass"))
+    else:
+        kept.update(json.dumps([described(one) for one in content], default=repr).encode())
+    return kept.hexdigest()
+
+
+def _code(code: Any) -> list[Any]:
+    """What a function does, without where it is written: functions within it likewise."""
+    inner = [_code(one) if hasattr(one, "co_code") else repr(one) for one in code.co_consts]
+    return [code.co_code.hex(), [*code.co_names], inner]
