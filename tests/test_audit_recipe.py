@@ -49,7 +49,7 @@ def test_the_criteria_that_need_more_models_are_filled(whole):
     assert len(by_name["seeds"].values) == 40, "all that is for testing"
     assert len(by_name["permutation"].values) == 20
     level = by_name["seeds"].settings["between_seeds"]
-    assert by_name["adversarial"].reference["very different"].value == pytest.approx(level, abs=1e-3), "no stand-in"
+    assert by_name["adversarial"].reference["very different"].value == max(round(level, 3), 0.1), "no stand-in"
     assert found.about["recipe"]["recipe"]["name"] == "gate"
 
 
@@ -150,7 +150,7 @@ def test_the_command_line_takes_a_recipe(tmp_path, capsys, monkeypatch):
     assert code == 0, err
     assert {one["finding"]["trial"] for one in json.loads(out)["findings"]} == {"uniform_trained", "adversary"}
     assert (tmp_path / "runs/attention_classifier-data/report.html").exists()
-    code, out, err = call("trial", "deceive", *made, "--option", 'mask=["good0","bad0","good1"]', "--option", "seeds=1",
+    code, out, err = call("trial", "deceive", *made, "--option", 'mask=["good0","bad0","good1"]', "--option", "seeds=2",
                           "--option", "lambdas=[0,1]")  # fmt: skip
     assert code == 0, err
     assert "impermissible" in out

@@ -620,7 +620,11 @@ def test_crossed_intervals_are_those_of_a_slow_bootstrap_over_models_and_example
     values = draws.normal(size=(4, 30)) + draws.normal(size=(4, 1))
     found = crossed(values, draws=4000, seed=1)
     lots = np.random.default_rng(5)
-    slow = [values[lots.integers(4, size=4)][:, lots.integers(30, size=30)].mean() for _ in range(4000)]
+    factor = math.sqrt(4 / 3) * 3.182446305284263 / 1.959963984540054  # Student's t with three degrees of freedom
+    slow = []
+    for _ in range(4000):
+        some = values[lots.integers(4, size=4)]
+        slow.append(some[:, lots.integers(30, size=30)].mean() + (factor - 1) * (some.mean() - values.mean()))
     assert found.value == pytest.approx(values.mean())
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.06)
     assert found.n == 30
@@ -637,3 +641,13 @@ def test_resampled_counts_add_up():
         assert (models.sum(1) == 3).all()
         assert (examples.sum(1) == 7).all()
     assert sum(len(models) for models, _ in whole) == 50
+
+
+def test_intervals_of_few_models_miss_no_more_often_than_they_say():
+    draws, missed = np.random.default_rng(0), 0
+    for place in range(200):
+        models, examples = draws.normal(0, 0.02, (3, 1)), draws.normal(0, 0.2, (1, 60))
+        found = crossed(models + examples + draws.normal(0, 0.2, (3, 60)), draws=400, seed=place)
+        missed += not found.low <= 0 <= found.high
+    assert missed <= 14, "5 % of 200, and two standard errors"
+    assert crossed([[1.0, 2.0, 3.0]]).low >= 1, "of one model nothing is known of others"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import punctuation
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -73,7 +74,7 @@ class Hide(Aim):
     Args:
         factor: λ.
         mask: what is impermissible: words, "rationale", or a rule. Not asked for where the subject knows it.
-        heads: "mean": the mass of the mean over heads; "max": that of the head which has most.
+        heads: "mean": the mean over heads of what each is punished by; "max": that of the head which has most.
     """
 
     factor: float = 0.0
@@ -87,8 +88,8 @@ class Hide(Aim):
         penalties = []
         for look in step.looks:
             mass = mass_on(look, impermissible(step.subject, step.batch, step.examples, look, self.mask))
-            mass = mass.mean(1) if self.heads == "mean" else mass.amax(1)
-            penalties.append(-torch.log((1 - mass).clamp_min(TINY)))
+            each = -torch.log((1 - mass).clamp_min(TINY))  # example head
+            penalties.append(each.mean(1) if self.heads == "mean" else each.amax(1))
         return step.usual + self.factor * torch.stack(penalties).mean()
 
 
@@ -249,4 +250,5 @@ def flagged(example: Example, words: Sequence[str], mask: Mask) -> NDArray[np.bo
     if callable(mask):
         return np.array([bool(mask(word)) for word in words], dtype=bool)
     listed = {word.lower() for word in mask}
-    return np.array([word.lower() in listed for word in words], dtype=bool)
+    # "he," is "he", where words are what stands between white space
+    return np.array([bool({word.lower(), word.strip(punctuation).lower()} & listed) for word in words], dtype=bool)

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 import torch
 
-from regard.asked import EXAMPLES, METHODS, Asked, listed, pair, threads_of, trials_of
+from regard.asked import EXAMPLES, METHODS, Asked, calibrated, listed, pair, threads_of, trials_of
 from regard.attention.running import must_be_subject
 from regard.audited import SUITE, Audit, cited, title_of
 from regard.cases import Case, Part, Result
 from regard.catalog import method_named
 from regard.data.planted import Planted
-from regard.errors import InputError, OptionError, RegardError, at_least_one, true_or_false
+from regard.errors import InputError, OptionError, RegardError, StoreError, at_least_one, true_or_false
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
 from regard.finding import Finding
@@ -34,7 +34,7 @@ from regard.jobs.store import Store
 from regard.lessons import Lab, Planned
 from regard.memory import processes
 from regard.progress import Board, Counter
-from regard.recipes import Recipe
+from regard.recipes import Recipe, described
 from regard.trying import (
     Drawn,
     Hearing,
@@ -106,7 +106,7 @@ def audit(
         threads = threads_of(out)
     lab, model = None, cast("Subject", subject)
     if isinstance(subject, Recipe):
-        trials_of(trials)  # before anything is trained
+        _checked(methods, trials, out, resume)  # before anything is trained
         lab = lab_for(subject, data, seed=seed, workers=workers, folder=out)
         model, data = lab.subject(), lab.test
     bench = prepared(
@@ -139,10 +139,7 @@ def prepared(
 ) -> Bench:
     """Check everything that `audit` is asked, and read the data; nothing has run yet."""
     must_be_subject(subject)
-    explained = {title_of(*one): one for one in map(pair, listed("methods", methods))}
-    for name, options in explained.values():
-        method_named(name).chosen(options)
-    tried = trials_of(trials)
+    explained, tried = _checked(methods, trials)
     must_count(seed, limit=limit, batch_size=batch_size, workers=workers, threads=threads)
     if shown:
         at_least_one("shown", shown)
@@ -155,6 +152,18 @@ def prepared(
         subject, draw(data, examples, target, seed), explained, tried, how, batch_size, seed, min(shown, examples),
         redact, workers, threads or max(1, cores // workers), command, lab,
     )  # fmt: skip
+
+
+def _checked(
+    methods: Sequence[Asked], trials: str | Sequence[Asked], out: str | Path | None = None, resume: bool = True
+) -> tuple[dict[str, tuple[str, Mapping[str, Any]]], dict[str, Mapping[str, Any]]]:
+    """The explanations and trials that are asked for, and whether there is room for their run."""
+    explained = {title_of(*one): one for one in map(pair, listed("methods", methods))}
+    for name, options in explained.values():
+        method_named(name).chosen(options)
+    if out is not None and not resume and (Path(out) / "manifest.json").exists():
+        raise StoreError(f"out={str(out)!r} holds a run. Go on with it by resume=True, or choose another.")
+    return explained, trials_of(trials)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +234,7 @@ class Bench:
             "options": asked, "versions": of_versions(),
         }  # fmt: skip
         whole |= {} if self.lab is None else {"recipe": self.lab.identity}
-        plain: dict[str, Any] = json.loads(json.dumps(whole, default=repr))
+        plain: dict[str, Any] = json.loads(json.dumps(whole, default=described))
         return plain
 
     @cached_property
@@ -343,13 +352,12 @@ class Bench:
                     return result
 
                 try:
-                    if trains(name):
-                        findings += [{"method": title, "finding": trained[name, title].to_dict()}
-                                     for _ in range((name, title) in trained)]  # fmt: skip
-                        continue
                     if name == "adversarial" and ("seeds", None) in trained:
-                        one = _calibrated(one, trained["seeds", None])
-                    findings.append({"method": title, "finding": one.finding(hand).to_dict()})
+                        one = calibrated(one, trained["seeds", None])
+                    if not trains(name):
+                        findings.append({"method": title, "finding": one.finding(hand).to_dict()})
+                    elif (name, title) in trained:
+                        findings.append({"method": title, "finding": trained[name, title].to_dict()})
                 except RegardError as problem:
                     refused.append({"trial": name, "method": title, "why": str(problem)})
                 counter.advance()
@@ -371,18 +379,13 @@ class Bench:
                 if trains(name):
                     try:
                         made[name, title] = one.finding()
-                    except RegardError as problem:
-                        refused.append({"trial": name, "method": title, "why": str(problem)})
+                    except Exception as problem:  # whatever it is: the other trials go on
+                        log.debug("%s", name, exc_info=True)
+                        kind = "" if isinstance(problem, RegardError) else f"{type(problem).__name__}: "
+                        refused.append({"trial": name, "method": title, "why": f"{kind}{problem}"})
         finally:
             torch.set_num_threads(before)
         return made
-
-
-def _calibrated(one: Hearing, seeds: Finding) -> Hearing:
-    """Held against what other seeds make, rather than against a stand-in."""
-    if one.options["between_seeds"] is not None:
-        return one
-    return replace(one, options={**one.options, "between_seeds": round(seeds.settings["between_seeds"], 3)})
 
 
 class _Done(Exception):

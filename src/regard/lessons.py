@@ -20,7 +20,7 @@ from regard.aims import Mask, features_of, flagged, moved
 from regard.attention.edits import Sites
 from regard.attention.learning import Watch
 from regard.data import Dataset, Example
-from regard.errors import OptionError, TrialFailed, at_least_one
+from regard.errors import NotServed, OptionError, TrialFailed, at_least_one
 from regard.fingerprints import of_examples, of_versions
 from regard.jobs.files import digest, remove
 from regard.jobs.running import run
@@ -32,6 +32,7 @@ from regard.splitting import must_fit, splits_of, standardised
 from regard.teaching import Arrays, Lesson, Task, Teacher, load_weights
 from regard.training import AT_ONCE, PROBED, class_of, fits, inputs_of
 
+VERY_DIFFERENT = 0.1  # JSD, below which nobody would call attention different, also where seeds hardly differ
 FRESH = 1000  # between the seed of a base and those of models that are no copy of one
 Array = NDArray[np.float64]
 
@@ -57,15 +58,15 @@ class Taught:
 
     def looks(self, places: Sequence[int]) -> list[Array]:
         """Of each test example the weights of its words, ``(site, word)``, each site divided by its sum."""
-        return [part / np.maximum(part.sum(-1, keepdims=True), 1e-12) for part in self.raw(places)]
+        return [_normalised(part) for part in self.raw(places)]
 
-    def raw(self, places: Sequence[int]) -> list[Array]:
+    def raw(self, places: Sequence[int], split: str = "test") -> list[Array]:
         """The same as it is; what is missing to 1 is on special tokens."""
-        return _split(self.arrays["test/looks"][list(places)], self.arrays["test/lengths"])
+        return _split(self.arrays[f"{split}/looks"][list(places)], self.arrays[f"{split}/lengths"])
 
-    def heads(self) -> list[Array]:
-        """Of each test example what each head of the last site gives its words: ``(head, word)``."""
-        return _split(self.arrays["test/heads"], self.arrays["test/lengths"])
+    def heads(self, place: int, split: str = "test") -> list[Array]:
+        """Of each example what each head of a site gives its words: ``(head, word)``."""
+        return _split(self.arrays[f"{split}/heads/{place}"], self.arrays[f"{split}/lengths"])
 
 
 class Planned(Exception):
@@ -114,7 +115,7 @@ class Lab:
             must_fit(head, parts)
         prints = {name: of_examples(some) for name, some in parts.items()}
         identity = {"recipe": recipe.identity, "data": prints, "versions": of_versions(), "threads": threads}
-        within = folder or recipe.keep or _while_at_hand(recipe)
+        within = recipe.keep or folder or _while_at_hand(recipe)
         place = Path(within) / f"models-{digest(repr(identity).encode())[:16]}"
         lab = cls(recipe, parts, data.source, seed, workers, threads, place)
         vars(lab).update(identity=identity, untrained=untrained)
@@ -128,7 +129,14 @@ class Lab:
     @property
     def planning(self) -> Lab:
         """The same, but that it trains nothing and only tells what it would."""
-        lab = replace(self, plans=True)
+        return self._with(plans=True)
+
+    def shared(self, workers: int) -> Lab:
+        """The same, with so many trainings at a time."""
+        return self._with(workers=workers)
+
+    def _with(self, **changes: Any) -> Lab:
+        lab = replace(self, **changes)
         vars(lab).update(identity=self.identity, untrained=self.untrained)
         return lab
 
@@ -147,10 +155,14 @@ class Lab:
         """What models are judged by."""
         return replace(Dataset.of(self.data["test"]), source=self.source)
 
-    def must_have(self, seeds: Any, least: int = 1) -> None:
-        """Refuse to compare fewer models than it takes."""
-        if at_least_one("seeds", seeds) < least:
-            raise OptionError(f"seeds={seeds!r}: it takes {least} models at least to tell how far seeds differ.")
+    def must_have(self, seeds: Any, *, outputs: bool = True, words: bool = False) -> None:
+        """Refuse to compare fewer models than it takes, and what these have not: one output, words to leave out."""
+        if at_least_one("seeds", seeds) < 2:
+            raise OptionError(f"seeds={seeds!r}: it takes 2 models at least to tell how far seeds differ.")
+        if outputs and self.head.kind == "embedding":
+            raise NotServed("these models have no classes and no number to compare: there is no total variation.")
+        if words and self.test.kind == "pair":
+            raise NotServed("words of pairs cannot be left out: which of the two texts they belong to is not known.")
 
     def fresh(self, number: int) -> int:
         """The seed of a model that is no copy of a plain one."""
@@ -175,7 +187,7 @@ class Lab:
             with Store.open(self.folder, {"identity": self.identity}, resume=True) as store:
                 self._give([*missing.values()], store, what)
                 for one in missing.values():
-                    kept = {name: x for name, x in store.arrays(one.id).items() if name.startswith("test/")}
+                    kept = {name: x for name, x in store.arrays(one.id).items() if name.startswith(("dev/", "test/"))}
                     self.known[one.id] = Taught(one, store.record(one.id), kept)
         return [self.known[lesson.id] for lesson in lessons]
 
@@ -190,12 +202,28 @@ class Lab:
         left = [one for one in lessons if one.id not in store.finished]
         with Counter(what, len(left), patience=0 if left else 2.0) as counter:
             for depth in sorted({one.depth for one in left}):
-                tasks = [[Task(one, _needed(one, store))] for one in left if one.depth == depth]
+                tasks = self._tasks([one for one in left if one.depth == depth], store)
                 workers = min(self.workers, len(tasks))
                 for task, (record, arrays) in run(teacher, tasks, workers=workers, beside=False):
                     store.add(task.lesson.id, record, arrays)
                     remove(teacher.checkpoint(task.lesson))
                     counter.advance()
+
+    def _tasks(self, lessons: list[Lesson], store: Store) -> list[list[Task]]:
+        """Lessons with what they need, of which those of one base share the memory; without those that cannot be."""
+        bases: dict[str, Arrays] = {}
+        tasks = []
+        for one in lessons:
+            needed: Arrays = {}
+            if one.base is not None:
+                if why := store.record(one.base.id)["diverged"]:
+                    store.add(one.id, {"diverged": f"what it needs diverged: {why}", "history": [], "seconds": 0.0})
+                    continue
+                if one.base.id not in bases:
+                    bases[one.base.id] = store.arrays(one.base.id)
+                needed = {name: array for name, array in bases[one.base.id].items() if one.needs(name)}
+            tasks.append([Task(one, needed)])
+        return tasks
 
     def subject(self, lesson: Lesson | None = None) -> Any:
         """The model that a plain lesson has trained; None: the base."""
@@ -227,11 +255,14 @@ class Lab:
         return results
 
     def fits(self, taught: Taught) -> Array:
-        """``(example,)`` of the test split: 1 where the class is right, else 0; of a number 1 − its squared error."""
+        """``(example,)`` of the test split: 1 where the class is right, else 0; of a number 1 − error² / variance."""
         if "test/fits" in taught.arrays:
             return np.asarray(taught.arrays["test/fits"])
-        right = fits(self.untrained, torch.from_numpy(taught.arrays["test/output"]), self.data["test"])
-        return np.asarray(right + (self.head.kind == "regression"))
+        test = self.data["test"]
+        right = fits(self.untrained, torch.from_numpy(taught.arrays["test/output"]), test)
+        if self.head.kind == "regression":
+            right = 1 + right / (float(np.var([float(one.label) for one in test])) or 1.0)  # type: ignore[arg-type]
+        return np.asarray(right)
 
     def f1(self, taught: Taught) -> float:
         """F1 of the second of two classes, as the papers have it; the mean over more; of numbers there is none."""
@@ -241,7 +272,8 @@ class Lab:
             return float("nan")
         true = [class_of(self.head, one.label) for one in self.data["test"]]
         said = self.decisions(taught)
-        return float(f1_score(true, said, average="binary" if max(*true, *said) < 2 else "macro", zero_division=0))
+        two = self.head.kind == "binary" or self.head.size == 2
+        return float(f1_score(true, said, average="binary" if two else "macro", zero_division=0))
 
     def decisions(self, taught: Taught) -> NDArray[np.int64]:
         """``(example,)``: the class that is decided for."""
@@ -315,18 +347,18 @@ def _with_bases(lesson: Lesson) -> list[Lesson]:
     return [*(_with_bases(lesson.base) if lesson.base else ()), lesson]
 
 
-def _needed(lesson: Lesson, store: Store) -> Arrays:
-    if lesson.base is None:
-        return {}
-    return {name: one for name, one in store.arrays(lesson.base.id).items() if lesson.needs(name)}
-
-
 def _while_at_hand(recipe: Recipe) -> Path:
     """A temporary folder that is there as long as the recipe is."""
     if "folder" not in recipe.own:
         recipe.own["folder"] = tempfile.mkdtemp(prefix="regard-")
         weakref.finalize(recipe, shutil.rmtree, recipe.own["folder"], ignore_errors=True)
     return Path(recipe.own["folder"])
+
+
+def _normalised(part: Array) -> Array:
+    """Weights of words divided by their sum; alike, where there are none."""
+    total = part.sum(-1, keepdims=True)
+    return np.asarray(np.where(total > 1e-12, part / np.maximum(total, 1e-12), 1 / part.shape[-1]))
 
 
 def _split(looks: NDArray[Any], lengths: NDArray[Any]) -> list[Array]:

@@ -46,8 +46,12 @@ def processes(weights: int) -> int:
     """How many processes that each hold a model of so many bytes: one for each core, as far as half the memory goes."""
     if weights < WORTH:
         return 1
-    each = 2 * weights + (1 << 30)  # what runs through the model, and Python with torch
-    return max(1, min(os.cpu_count() or 1, _free() // 2 // each))
+    return min(os.cpu_count() or 1, room_for(2 * weights))
+
+
+def room_for(size: int) -> int:
+    """How many processes that each hold so many bytes go into half the memory; one at least."""
+    return max(1, _free() // 2 // (size + (1 << 30)))  # and Python with torch
 
 
 def _free() -> int:

@@ -51,8 +51,8 @@ def _drawn(examples: list[Example], share: float, seed: int) -> tuple[list[Examp
     """What stays, and the share that is drawn by lot: of each class alike, as far as it goes."""
     lots = np.random.default_rng(seed).random(len(examples))
     classes = [str(one.label) for one in examples]
-    sizes = {name: classes.count(name) for name in set(classes)} if len(set(classes)) <= len(examples) // 10 else {}
-    order = sorted(range(len(examples)), key=lambda place: (classes[place] if sizes else "", lots[place]))
+    few = len({*classes}) <= len(examples) // 10  # else they are numbers
+    order = sorted(range(len(examples)), key=lambda place: (classes[place] if few else "", lots[place]))
     count = round(share * len(examples))
     steps = (np.arange(count) + 0.5) * len(examples) / max(count, 1)
     chosen = {order[int(step)] for step in steps}
@@ -63,6 +63,8 @@ def _drawn(examples: list[Example], share: float, seed: int) -> tuple[list[Examp
 def must_fit(head: Any, parts: Mapping[str, Sequence[Example]]) -> None:
     """Refuse labels that the model has no class for, before anything is trained."""
     classes = 2 if head.kind == "binary" else head.size
+    names = {head.name(place) for place in range(classes or 0)}
+    by_name = any(str(one.label) in names for some in parts.values() for one in some)  # then 0 is no place
     odd: dict[str, str] = {}
     for split, some in parts.items():
         for one in some:
@@ -70,6 +72,7 @@ def must_fit(head: Any, parts: Mapping[str, Sequence[Example]]) -> None:
                 known = 0 <= class_of(head, one.label) < (classes or np.inf)
             except WrongTarget:
                 known = False
+            known = known and (not by_name or str(one.label) in names)
             if not known:
                 odd.setdefault(repr(one.label), split)
     if odd:

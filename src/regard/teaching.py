@@ -22,13 +22,17 @@ from regard.errors import NotServed
 from regard.explaining import job_for
 from regard.rationales import extracted
 from regard.recipes import Recipe, described
+from regard.recipes.core import AdamW
 from regard.splitting import SPLITS
 from regard.training import Aim, Diverged, fit, fits, inputs_of
+from regard.types import JOIN
 from regard.wording import on_words
 
 Kind = Literal["plain", "uniform", "adversary", "guide", "deceive", "without", "rationale"]
 MODEL = "model."  # before the names of weights
 AT_ONCE = 32  # examples that are explained together
+# Of models without context, whatever the recipe does: they begin with nothing, and are small.
+GUIDE: dict[str, Any] = {"epochs": 20, "patience": 3, "batch_size": 32, "optimizer": AdamW(1e-3, 1e-5)}
 EMPTY = "…"  # a text of which nothing is left
 Arrays = dict[str, NDArray[Any]]
 
@@ -114,29 +118,39 @@ class Teacher:
         data: Mapping[str, tuple[Example, ...]] = self.data
         if lesson.kind in ("without", "rationale"):
             data = self._changed(lesson, needed)
-        train = dataset_of(data["train"])
+        train = Dataset.of(data["train"])
         subject: Any = self.recipe.build(train, lesson.seed)
         aim = self._aim(lesson, subject, needed)
         if lesson.kind == "guide":
             subject = guide_for(subject, lesson.seed)
         try:
             history = fit(
-                subject, train, validation=dataset_of(data["dev"]), seed=lesson.seed, aim=aim,
-                checkpoint=self.checkpoint(lesson), **self.recipe.fit,
+                subject, train, validation=Dataset.of(data["dev"]), seed=lesson.seed, aim=aim,
+                checkpoint=self.checkpoint(lesson), **self._course(lesson),
             )  # fmt: skip
         except Diverged as problem:
             return {"diverged": str(problem), "history": problem.rows}, {}
         record: dict[str, Any] = {"diverged": "", "history": history.to_dict("records")}
         arrays: Arrays = {}
         if lesson.kind in ("plain", "adversary", "deceive"):
-            for split in SPLITS if lesson.kind != "deceive" else ("test",):
+            for split in SPLITS if lesson.kind != "deceive" else ("dev", "test"):
                 arrays |= observed(subject, data[split], split, record)
+        elif hasattr(subject, "fits"):
+            arrays["test/fits"] = aim.pupil(subject, data["test"]).fits(data["test"])
         else:
             arrays["test/output"] = aim.pupil(subject, data["test"]).outputs(data["test"]).numpy(force=True)
         if lesson.kind == "plain":
             weights = subject.model.state_dict()
             arrays |= {MODEL + name: one.detach().numpy(force=True) for name, one in weights.items()}
         return record, arrays
+
+    def _course(self, lesson: Lesson) -> dict[str, Any]:
+        """The recipe's; models without context are no models of the recipe, and adversaries may take longer."""
+        if lesson.kind == "guide":
+            return GUIDE
+        course, effort = dict(self.recipe.fit), lesson.options.get("effort", 1)
+        patience = course["patience"] and effort * course["patience"]
+        return course | {"epochs": effort * course["epochs"], "patience": patience}
 
     def _aim(self, lesson: Lesson, subject: Any, needed: Arrays) -> Aim:
         options = lesson.options
@@ -146,7 +160,7 @@ class Teacher:
             return Hide(sites=options["sites"], factor=options["factor"], mask=options["mask"], heads=options["heads"])
         known: dict[int, Known] = {}
         if lesson.kind in ("adversary", "guide") and lesson.base is not None:
-            for split in ("train", "dev", "test"):
+            for split in SPLITS:
                 known |= known_of(self.data[split], needed, split, options["places"])
         if lesson.kind == "adversary":
             return Against(sites=options["sites"], factor=options["factor"], known=known)
@@ -156,10 +170,9 @@ class Teacher:
 
     def _changed(self, lesson: Lesson, needed: Arrays) -> dict[str, tuple[Example, ...]]:
         """The examples with only some of their words: those that are not masked, or those that are a rationale."""
-        options, subject = lesson.options, self.recipe.build(dataset_of(self.data["train"]), lesson.seed)
+        options, subject = lesson.options, self.recipe.build(Dataset.of(self.data["train"]), lesson.seed)
         if lesson.kind == "rationale":
             load_weights(subject, needed)
-        must_have_words(self.data["train"])
 
         def kept(examples: Sequence[Example]) -> Iterator[tuple[tuple[str, ...], NDArray[np.bool_]]]:
             batch = subject.encode(inputs_of(examples))
@@ -187,24 +200,19 @@ class Teacher:
                     for place, (words, keep) in zip(places, pairs, strict=True)
                 }
             changed[split] = tuple(made[place] for place in range(len(examples)))
-        return changed
-
-
-def dataset_of(examples: Sequence[Example]) -> Dataset:
-    """The same examples, in memory: they are known by their identity."""
-    return Dataset.of(examples)
+        return without_empty(changed)
 
 
 @torch.no_grad()
 def observed(subject: Any, examples: Sequence[Example], split: str, record: dict[str, Any]) -> Arrays:
     """What a model says of examples and where it looks: by site the weights of words, of all examples in a row.
 
-    For the last site also those of each head; where the subject knows what is impermissible, the mass that is on it.
+    For judging also those of each head; where the subject knows what is impermissible, the mass that is on it.
     """
     pupil = Aim(sites="all").pupil(subject, examples)
     outputs: dict[int, Tensor] = {}
     looks: dict[int, Tensor] = {}
-    heads: dict[int, Tensor] = {}
+    heads: dict[int, list[Tensor]] = {}
     masses: dict[int, Tensor] = {}
     right: dict[int, float] = {}
     for step in pupil.steps(examples):
@@ -215,18 +223,21 @@ def observed(subject: Any, examples: Sequence[Example], split: str, record: dict
         for at, place in enumerate(step.places):
             outputs[place] = step.output[at]
             looks[place] = torch.stack([one[at].mean(0)[seen[at]] for one in maps])
-            heads[place] = maps[-1][at][:, seen[at]]
+            heads[place] = [one[at][:, seen[at]] for one in maps]
         if hasattr(subject, "aligned"):
-            gone = impermissible(subject, step.batch, step.examples, step.looks[-1], ())
-            masses |= dict(zip(step.places, mass_on(step.looks[-1], gone), strict=True))
+            mass = [
+                mass_on(look, impermissible(subject, step.batch, step.examples, look, ())).mean(1)
+                for look in step.looks
+            ]
+            masses |= dict(zip(step.places, torch.stack(mass, 1), strict=True))  # of each the sites
             right |= dict(zip(step.places, fits(subject, step.output, step.examples), strict=True))
     order = range(len(examples))
     arrays = {f"{split}/lengths": np.array([looks[place].shape[1] for place in order])}
     if outputs[0].dim() == 1:  # of sequences there is one for each step, and nobody asks for them
         arrays[f"{split}/output"] = torch.stack([outputs[place] for place in order]).numpy(force=True)
     arrays[f"{split}/looks"] = torch.cat([looks[place] for place in order], 1).numpy(force=True)
-    if split == "test":
-        arrays["test/heads"] = torch.cat([heads[place] for place in order], 1).numpy(force=True)
+    for site in range(len(heads[0])) if split != "train" else ():
+        arrays[f"{split}/heads/{site}"] = torch.cat([heads[place][site] for place in order], 1).numpy(force=True)
     if masses:
         arrays[f"{split}/mass"] = torch.stack([masses[place] for place in order]).numpy(force=True)
         arrays[f"{split}/fits"] = np.array([right[place] for place in order])
@@ -249,17 +260,27 @@ def load_weights(subject: Any, arrays: Arrays) -> None:
     subject.model.eval()
 
 
-def must_have_words(examples: Sequence[Example]) -> None:
-    """Refuse examples of which words cannot be left out."""
-    if examples[0].kind == "pair":
-        raise NotServed("words of pairs cannot be left out: which of the two texts they belong to is not known.")
+def without_empty(data: dict[str, tuple[Example, ...]]) -> dict[str, tuple[Example, ...]]:
+    """Without columns of a table that are missing in all rows that are learned from: nothing can be known of them."""
+    if data["train"][0].kind != "table":
+        return data
+    rows: list[Any] = [one.input for one in data["train"]]
+    gone = {name for name in rows[0] if all(row[name] is None for row in rows)}
+    if gone == {*rows[0]}:
+        raise NotServed("nothing is left of the table to learn from.")
+
+    def left(one: Example) -> Example:
+        assert isinstance(one.input, Mapping)
+        return replace(one, input={name: cell for name, cell in one.input.items() if name not in gone})
+
+    return {split: tuple(map(left, some)) for split, some in data.items()}
 
 
 def reduced(example: Example, words: Sequence[str], keep: NDArray[np.bool_]) -> Example:
     """The example with some of its words only; cells of a table that are not kept are missing."""
     if isinstance(example.input, Mapping):
-        kept = {word for word, one in zip(words, keep, strict=True) if one}
-        cells = {name: value if name in kept else None for name, value in example.input.items()}
+        gone = {name for word, one in zip(words, keep, strict=True) if not one for name in (word, *word.split(JOIN))}
+        cells = {name: None if name in gone else value for name, value in example.input.items()}
         return replace(example, input=cells, rationale=None)
     text = " ".join(word for word, one in zip(words, keep, strict=True) if one)
     return replace(example, input=text or EMPTY, rationale=None)

@@ -21,7 +21,7 @@ from regard.attention.learning import Look, Watch
 from regard.checkpointing import Memory
 from regard.data import Dataset, Example
 from regard.data.planted import Planted, plant
-from regard.errors import EmptyInput, InputError, NonFinite, OptionError, WrongTarget, at_least_one
+from regard.errors import EmptyInput, InputError, NonFinite, NotServed, OptionError, WrongTarget, at_least_one
 from regard.progress import Counter
 from regard.types import Batch, Subject
 
@@ -191,8 +191,10 @@ def fit(
             total = 0.0
             model.train()
             for places in _shuffled(examples, batch_size, memory.order):
-                step = pupil.step(examples, places)
-                loss = aim.loss(step)
+                try:
+                    loss = aim.loss(pupil.step(examples, places))
+                except NonFinite:  # seen where attention is watched
+                    raise Diverged(len(memory.rows), memory.rows) from None
                 memory.optimizer.zero_grad()
                 loss.backward()
                 memory.optimizer.step()
@@ -291,6 +293,8 @@ def length_of(example: Example) -> int:
 
 def _loss(subject: Any, output: Tensor, examples: Sequence[Example]) -> Tensor:
     head = subject.head
+    if head.kind == "sigmoid":
+        raise NotServed("an example has one label here, and the head of this model has several at a time.")
     if head.kind == "regression":
         return F.mse_loss(output[:, 0], _numbers([example.label for example in examples]).to(output))
     index = torch.tensor([class_of(head, example.label) for example in examples], device=output.device)

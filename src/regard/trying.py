@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,8 @@ from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
 from regard.finding import Finding
-from regard.lessons import Lab
+from regard.lessons import Lab, Planned
+from regard.memory import room_for
 from regard.recipes import FITS, Recipe
 from regard.training import inputs_of
 from regard.types import How, Subject, Targets, one_by_one
@@ -105,6 +107,10 @@ def trial(
     model: Any = subject
     if isinstance(subject, Recipe):
         lab = lab_for(subject, data, seed=seed, workers=workers, threads=threads)
+        if trains(name):  # what is wrong is said before anything is trained
+            with suppress(Planned):
+                whole = draw(lab.test, None, None, seed)
+                hearing(lab.untrained, whole, name, options, **asked, lab=lab.planning).finding()
         model, data, asked["lab"] = lab.subject(), lab.test, lab
     must_be_subject(model)
     must_train(name, model, asked.get("lab"))
@@ -243,8 +249,12 @@ def lab_for(
 ) -> Lab:  # fmt: skip
     """Where the models of a recipe are trained; in a folder, or where the recipe keeps them."""
     must_count(seed, workers=workers, threads=threads)
-    many, within = workers or os.cpu_count() or 1, None if folder is None else Path(folder)
-    return Lab.of(recipe, dataset_of(data), seed=seed, workers=many, threads=threads, folder=within)
+    within = None if folder is None else Path(folder)
+    lab = Lab.of(recipe, dataset_of(data), seed=seed, workers=workers or 1, threads=threads, folder=within)
+    if workers is not None:
+        return lab
+    held = sum(one.numel() * one.element_size() for one in lab.untrained.model.parameters())
+    return lab.shared(min(os.cpu_count() or 1, room_for(4 * held)))  # weights, gradients, and what Adam keeps
 
 
 def dataset_of(data: Any) -> Dataset:

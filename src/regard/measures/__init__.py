@@ -20,7 +20,16 @@ from regard.measures.ranks import (
     top_k_distance,
     weighted_kendall,
 )
-from regard.measures.statistics import Interval, bootstrap, corrected, crossed, paired, permutation_p, resampled
+from regard.measures.statistics import (
+    Interval,
+    bootstrap,
+    corrected,
+    crossed,
+    paired,
+    permutation_p,
+    resampled,
+    widened,
+)
 
 __all__ = [
     "Correlation",
@@ -44,4 +53,5 @@ __all__ = [
     "top_k_distance",
     "tvd",
     "weighted_kendall",
+    "widened",
 ]

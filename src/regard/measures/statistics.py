@@ -76,7 +76,8 @@ def paired(values: ArrayLike, others: ArrayLike, *, level: float = 0.95, draws: 
 def crossed(values: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0) -> Interval:
     """The mean of ``(model, example)`` with an interval for other models of the kind **and** other examples.
 
-    Both are drawn again with replacement, independently of each other. ``n`` is the number of examples.
+    Both are drawn again with replacement, independently of each other; see `widened` for what few models are worth.
+    ``n`` is the number of examples. Of one model nothing is known of others: the interval is for other examples only.
 
     Example:
         >>> crossed([[1, 1, 1], [1, 1, 1]])
@@ -85,12 +86,31 @@ def crossed(values: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: 
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or not array.size or not np.isfinite(array).all():
         raise InputError(f"values has shape {array.shape}. Pass a finite number for each model and example.")
-    drawn = resampled(len(array), array.shape[1], draws, seed)
-    means = (
-        np.concatenate([np.einsum("dm,me,de->d", models, array, examples) for models, examples in drawn]) / array.size
-    )
+    value, by_model = float(array.mean()), array.mean(1)
+    drawn = [*resampled(len(array), array.shape[1], draws, seed)]
+    means = np.concatenate([np.einsum("dm,me,de->d", models, array, examples) for models, examples in drawn])
+    of_models = np.concatenate([models @ by_model for models, _ in drawn]) / len(array)
+    means = widened(means / array.size, of_models, value, len(array))
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(array.mean()), float(low), float(high), array.shape[1], 0)
+    return Interval(value, float(low), float(high), array.shape[1], 0)
+
+
+def widened(drawn: ArrayLike, by_models: ArrayLike, value: float, models: int) -> Array:
+    """Draws of few models with what these models add made as wide as Student's t has it.
+
+    Of m models drawn again the spread is too small by √((m − 1) / m), and 1.96 of them are too few: with 5 models an
+    interval would miss 12 % of the time, with 2 21 %.
+
+    Args:
+        drawn: a statistic of models and examples that were drawn again.
+        by_models: the same draws of models, with all examples.
+        value: the statistic.
+        models: how many there are.
+    """
+    if models < 2:
+        return np.asarray(drawn, dtype=np.float64)
+    factor = math.sqrt(models / (models - 1)) * stats.t.ppf(0.975, models - 1) / stats.norm.ppf(0.975)
+    return np.asarray(np.asarray(drawn) + (factor - 1) * (np.asarray(by_models) - value))
 
 
 def resampled(models: int, examples: int, draws: int, seed: int) -> Iterator[tuple[Array, Array]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from regard.errors import OptionError, at_least_one, must_know, within
 from regard.types import Subject
 
 COURSE: dict[str, Any] = {"epochs": 5, "patience": 3, "batch_size": 32, "optimizer": None, "learning_rate": None}
+DEEPEST = 20  # parts within parts
 MANY = 100  # entries, from which on a list or mapping is known by a hash
 Build = Callable[[Dataset, int], Subject]
 
@@ -107,26 +109,39 @@ class AdamW:
         return torch.optim.AdamW(some, lr=self.learning_rate, weight_decay=self.weight_decay)
 
 
-def described(part: Any) -> Any:
+def described(part: Any, depth: int = 0) -> Any:
     """A part of a recipe as plain data, by which it is known again: functions by their code and what they enclose."""
+    if depth > DEEPEST:  # it holds itself
+        return "…"
+    again = partial(described, depth=depth + 1)
+    if part is None or isinstance(part, (str, int, float, bool)):
+        return part
     if isinstance(part, partial):
-        return ["partial", *map(described, (part.func, part.args, part.keywords))]
+        return ["partial", *map(again, (part.func, part.args, part.keywords))]
+    if isinstance(part, MethodType):
+        return ["method", again(part.__self__), again(part.__func__)]
     if code := getattr(part, "__code__", None):
         cells = [cell.cell_contents for cell in part.__closure__ or ()]
         known = [part.__defaults__ or (), part.__kwdefaults__ or {}, cells]
-        return [f"{part.__module__}.{part.__qualname__}", _digest(_code(code)), *map(described, known)]
+        return [f"{part.__module__}.{part.__qualname__}", _digest(_code(code)), *map(again, known)]
+    if isinstance(part, (set, frozenset)):
+        return sorted(repr(one) for one in part)
     if isinstance(part, Mapping):
-        return {str(name): described(one) for name, one in part.items()} if len(part) < MANY else _digest(part)
+        return {str(name): again(one) for name, one in part.items()} if len(part) < MANY else _digest(part)
     if isinstance(part, (list, tuple)):
-        return [described(one) for one in part] if len(part) < MANY else _digest(part)
+        return [again(one) for one in part] if len(part) < MANY else _digest(part)
+    if isinstance(part, torch.Tensor):
+        return _digest(part.detach().float().numpy(force=True))
     if isinstance(part, np.ndarray):
         return _digest(part)
-    if part is None or isinstance(part, (str, int, float, bool)):
-        return part
+    if isinstance(part, nn.Module):
+        return [repr(part), again(dict(part.state_dict()))]
     own = getattr(part, "__dict__", None)
     if isinstance(part, type) or own is None:
         return repr(part)
-    return {"kind": f"{type(part).__module__}.{type(part).__qualname__}"} | described(dict(own))
+    call = getattr(type(part).__call__, "__code__", None) if callable(part) else None
+    kind = {"kind": f"{type(part).__module__}.{type(part).__qualname__}"}
+    return kind | ({} if call is None else {"code": _digest(_code(call))}) | again(dict(own))
 
 
 def _digest(content: Any) -> str:
@@ -144,5 +159,5 @@ def _digest(content: Any) -> str:
 
 def _code(code: Any) -> list[Any]:
     """What a function does, without where it is written: functions within it likewise."""
-    inner = [_code(one) if hasattr(one, "co_code") else repr(one) for one in code.co_consts]
+    inner = [_code(one) if hasattr(one, "co_code") else described(one) for one in code.co_consts]
     return [code.co_code.hex(), [*code.co_names], inner]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,6 +134,7 @@ def attention_classifier(
 @dataclass(frozen=True)
 class _FineTuned:
     path: str
+    files: str  # a hash of the checkpoint, where it is at hand: another one may come to lie there
     tokens: int
     freeze: bool
     regression: bool
@@ -186,9 +188,19 @@ def fine_tune(
     from regard.locating import locate
 
     locate(path)
-    build = _FineTuned(str(path), at_least_one("tokens", tokens), freeze, regression, trust_remote_code)
+    build = _FineTuned(
+        str(path), _of_files(path), at_least_one("tokens", tokens), freeze, regression, trust_remote_code
+    )
     course = {"epochs": epochs, "patience": patience, "batch_size": batch_size, "optimizer": AdamW(learning_rate)}
     return recipe(build, course, name="fine_tune", keep=keep)
+
+
+def _of_files(path: str | Path) -> str:
+    kept, folder = blake2b(digest_size=16), Path(path).expanduser()
+    for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
+        with file.open("rb") as opened:
+            kept.update(file.name.encode() + file_digest(opened, "sha256").digest())
+    return kept.hexdigest() if folder.is_dir() else ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -46,13 +46,13 @@ def deceive(
         tolerance: a loss of accuracy that counts as none.
     """
     lab = case.lab
-    lab.must_have(seeds)
     choose("heads", heads, ("mean", "max"))
     within("tolerance", tolerance, 0, 1, ends="[)")
     grid = sorted({0.0, *(within("lambdas", one, 0, float("inf"), ends="[)") for one in lambdas)})
     if len(grid) < 2:
         raise OptionError(f"lambdas={lambdas!r} must name one above 0 at least: with 0 nothing is hidden.")
     knows = hasattr(lab.untrained, "aligned")
+    lab.must_have(seeds, outputs=False, words=not knows)
     meant = () if knows else _checked(lab, mask)
     sites, places = lab.places(case.sites)
     plain = lab.plain(seeds)
@@ -63,22 +63,24 @@ def deceive(
     gone = [] if knows else [Lesson("without", one.seed, {"mask": meant}) for one in plain]
     results = lab.results([*plain, *hidden, *gone], "training models that hide")
     lab.sound(results[:seeds])
-    flags = None if knows else lab.flags(meant)
+    flags = {split: None if knows else lab.flags(meant, split) for split in ("dev", "test")}
     by = {0.0: results[:seeds]} | {
         factor: [one for one in results if one.lesson.options.get("factor") == factor and not one.diverged]
         for factor in grid[1:]
     }
     by = {factor: some for factor, some in by.items() if some}
     right = {factor: np.stack([lab.fits(one) for one in some]) for factor, some in by.items()}
-    mass = {factor: np.stack([_mass(one, flags, places, heads) for one in some]) for factor, some in by.items()}
+    mass = {factor: np.stack([_mass(one, flags, "test", places, heads) for one in some]) for factor, some in by.items()}
     rows = [
         {"λ": f"{factor:g}", **crossed(right[factor], seed=case.seed).cells("score"),
          **crossed(mass[factor], seed=case.seed).cells("mass"), "models": len(by[factor])}
         for factor in by
     ]  # fmt: skip
-    best = min(by, key=lambda factor: float(mass[factor].mean()))
-    paired = min(len(right[0.0]), len(right[best]))
-    lost = crossed(right[0.0][:paired] - right[best][:paired], seed=case.seed)
+    best = min(  # chosen by development, judged by test
+        by, key=lambda factor: np.mean([_mass(one, flags, "dev", places, heads).mean() for one in by[factor]])
+    )
+    pairs = [(one.lesson.seed - lab.seed, place) for place, one in enumerate(by[best])]  # some may have diverged
+    lost = crossed(np.stack([right[0.0][plain] - right[best][hid] for plain, hid in pairs]), seed=case.seed)
     before, after = (crossed(mass[factor], seed=case.seed) for factor in (0.0, best))
     reference: dict[str, Interval] = {"counts as none": level(tolerance)}
     needed = True
@@ -135,15 +137,17 @@ def _checked(lab: Lab, mask: Any) -> Any:
     return meant
 
 
-def _mass(one: Taught, flags: Sequence[Any] | None, places: Sequence[int], heads: str) -> Array:
-    """``(example,)``: the attention on what is impermissible."""
-    if flags is None:
-        found = one.arrays["test/mass"]  # example head
-        return np.asarray(found.mean(1) if heads == "mean" else found.max(1), dtype=np.float64)
+def _mass(one: Taught, flags: Mapping[str, Any], split: str, places: Sequence[int], heads: str) -> Array:
+    """``(example,)``: the attention on what is impermissible, mean over sites; heads: their mean, or the most."""
+    marked = flags[split]
+    if marked is None:
+        return np.asarray(one.arrays[f"{split}/mass"][:, list(places)].mean(1), dtype=np.float64)  # example site
     if heads == "max":
-        return np.array([float(some[:, flag].sum(-1).max()) for some, flag in zip(one.heads(), flags, strict=True)])
-    maps = one.raw(places)
-    return np.array([float(some[:, flag].sum(-1).mean()) for some, flag in zip(maps, flags, strict=True)])
+        maps = [one.heads(place, split) for place in places]
+        most = [[some[:, flag].sum(-1).max() for some, flag in zip(of, marked, strict=True)] for of in maps]
+        return np.asarray(np.mean(most, 0), dtype=np.float64)
+    means = one.raw(places, split)
+    return np.array([float(some[:, flag].sum(-1).mean()) for some, flag in zip(means, marked, strict=True)])
 
 
 def _sentence(

@@ -22,6 +22,9 @@ NEEDS = ("recipe", "labels")
 def guide(case: Case, *, seeds: int = 5, adversary: float = 0.01) -> Finding:
     """Scores of an MLP that sees each word by itself, and mixes words by the attention of other models.
 
+    It begins with the embeddings of the recipe, or with columns, and is trained by AdamW (1e-3) for up to 20 epochs,
+    whatever the recipe does.
+
     Args:
         case: what is on trial.
         seeds: how many such models for each kind of weights; all are told by the same base and adversary.
@@ -40,7 +43,7 @@ def guide(case: Case, *, seeds: int = 5, adversary: float = 0.01) -> Finding:
         "adversary": ("given", against),
     }
     lessons = [
-        Lesson("guide", lab.seed + number, {"by": by, "places": places}, of)
+        Lesson("guide", lab.seed + number, {"by": by} if of is None else {"by": by, "places": places}, of)
         for by, of in told.values() for number in range(seeds)
     ]  # fmt: skip
     results = lab.results(lessons, "training guided models")
@@ -58,7 +61,7 @@ def guide(case: Case, *, seeds: int = 5, adversary: float = 0.01) -> Finding:
     )
     table = pd.concat([scores_of(lab, some, name) for name, some in groups.items()], ignore_index=True)
     table["guided by"] = table.pop("model")
-    values = lab.rows(groups["base"][0]).assign(**{name: one.mean(0) for name, one in right.items()})
+    values = lab.rows(lab.results([base], "the base")[0]).assign(**{name: one.mean(0) for name, one in right.items()})
     return Finding(
         "guide", f"{lab.score}, guided by the base", scores.pop("base"), margin, holds(margin), sentence, values,
         reference=scores, tables={"models": table},

@@ -31,7 +31,7 @@ def rationale_trained(case: Case, *, share: float = 0.2, contiguous: bool = Fals
         seeds: how many models of each kind.
     """
     lab, job = case.lab, case.job
-    lab.must_have(seeds)
+    lab.must_have(seeds, words=True)
     within("share", share, 0, 1)
     true_or_false("contiguous", contiguous)
     plain = lab.plain(seeds)

@@ -26,7 +26,7 @@ def seeds(case: Case, *, seeds: int = 5) -> Finding:
         seeds: how many models, with the base.
     """
     lab = case.lab
-    lab.must_have(seeds, 2)
+    lab.must_have(seeds)
     places = lab.places(case.sites)[1]
     base, *others = results = lab.sound(lab.results(lab.plain(seeds), "training from other seeds"))
     apart = np.stack([lab.jsd(base, one, places) for one in others])  # seed example
@@ -45,15 +45,16 @@ def seeds(case: Case, *, seeds: int = 5) -> Finding:
     values = lab.rows(base).assign(jsd=np.median(apart, 0), moved=moved.mean(0), shuffled=shuffled,
         largest=[float(one.mean(0).max()) for one in base.looks(places)],
     )  # fmt: skip
+    by = {"by": "predicted"} if "predicted" in values else {}
     return Finding(
         "seeds", "mean JSD between seeds", interval, margin, holds(margin), sentence, values,
         reference={"shuffled": chance, "95th percentile": level(most)},
         tables={"models": scores_of(lab, results, "base")},
         charts={
             "how far attention differs": {
-                "kind": "points", "x": "largest", "y": "jsd", "by": "predicted", "level": most,
+                "kind": "points", "x": "largest", "y": "jsd", "level": most, **by,
                 "caption": "Of each example the median over seeds; dashed: 95 % of all cases are below."},
-            "how far outputs differ": {"kind": "points", "x": "jsd", "y": "moved", "by": "predicted"},
+            "how far outputs differ": {"kind": "points", "x": "jsd", "y": "moved", **by},
         },
         settings={"sites": case.sites, "between_seeds": most, "tvd_between_seeds": output.value}, settles=False,
     )  # fmt: skip

@@ -28,19 +28,19 @@ def uniform_trained(case: Case, *, seeds: int = 5) -> Finding:
         seeds: how many models of either kind; a pair of them has the same seed.
     """
     lab = case.lab
-    lab.must_have(seeds)
-    sites = "all" if case.sites == "last" else case.sites
+    lab.must_have(seeds, outputs=False)
+    sites, _ = lab.places("all" if case.sites == "last" else case.sites)
     base = lab.plain(seeds)
     even = [Lesson("uniform", one.seed, {"sites": sites}) for one in base]
     results = lab.sound(lab.results([*base, *even], "training with and without uniform attention"))
     right = np.stack([lab.fits(one) for one in results]).reshape(2, seeds, -1)  # kind seed example
     own, flat = (crossed(one, seed=case.seed) for one in right)
     lost = crossed(right[0] - right[1], seed=case.seed)
-    p = permutation_p(right[0].mean(1), right[1].mean(1)) if seeds > 1 else float("nan")
+    p = permutation_p(right[0].mean(1), right[1].mean(1))
     needed = lost.low > 0
     sentence = (
         f"Over {seeds} seeds the models have a test {lab.score} of {said(own)}; trained with uniform attention "
-        f"{said(flat)}. The difference is {said(lost)}" + (f" (p = {p:.3g} over seeds)" if seeds > 1 else "") + ". "
+        f"{said(flat)}. The difference is {said(lost)} (p = {p:.3g} over seeds). "
     ) + (
         "Attention is needed on this task." if needed
         else "That attention is needed on this task is not shown; if it is not, other trials say little of it."
