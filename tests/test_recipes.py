@@ -71,6 +71,17 @@ def test_a_pretrained_encoder_gets_a_head_and_keeps_its_words():
     assert number.head.kind == "regression"
 
 
+def test_another_checkpoint_in_the_same_place_is_another_recipe(tmp_path):
+    import shutil
+
+    shutil.copytree(minilm_path(), tmp_path / "model")
+    before = regard.recipes.fine_tune(tmp_path / "model").identity
+    assert regard.recipes.fine_tune(tmp_path / "model").identity == before
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    assert regard.recipes.fine_tune(tmp_path / "model").identity != before
+
+
 def test_vectors_of_words_are_where_it_begins(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("3 2\ngood 1.5 -2\nzebra 0 0.5\nfilm 3 4\n")
@@ -107,6 +118,22 @@ def test_a_name_and_the_code_tell_functions_apart():
     assert described(enclosing(3)) == described(enclosing(3)) != described(enclosing(4))
     assert described(lambda x, y=1: x) != described(lambda x, y=2: x)
     assert described({"good": np.array([1.0, 2.0])}) != described({"good": np.array([1.0, 2.5])})
+    assert described({"b", "a"}) == described({"a", "b"}) == ["'a'", "'b'"]
+
+    class Rule:
+        def __init__(self, word):
+            self.word = word
+
+        def said(self, word):
+            return word == self.word
+
+    assert described(Rule("a").said) != described(Rule("b").said)
+    assert described(Rule("a").said) == described(Rule("a").said)
+    weights = torch.zeros(3)
+    assert described(enclosing(weights)) != described(enclosing(weights + 1))
+    holds_itself = []
+    holds_itself.append(holds_itself)
+    json.dumps(described(holds_itself))
     many = {str(place): np.full(3, place) for place in range(200)}
     assert described(many) == described(dict(reversed(many.items()))) != described(many | {"7": np.zeros(3)})
     json.dumps(regard.recipes.attention_classifier(vectors=many).identity)
