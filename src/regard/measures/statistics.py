@@ -91,7 +91,7 @@ def crossed(values: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: 
     means = np.concatenate([np.einsum("dm,me,de->d", models, array, examples) for models, examples in drawn])
     of_models = np.concatenate([models @ by_model for models, _ in drawn]) / len(array)
     means = widened(means / array.size, of_models, value, len(array))
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2]).clip(array.min(), array.max())
     return Interval(value, float(low), float(high), array.shape[1], 0)
 
 

@@ -87,7 +87,7 @@ def adversary(
     points = [_point("adversary", f"λ = {factor:g}", *both, factor=factor) for factor, both in curve.items()]
     points += [_point("other seeds", f"seed {one.lesson.seed}", *(x[[place]] for x in cloud))
                for place, one in enumerate(others)]  # fmt: skip
-    points += [{"kind": "base", "point": "base", "jsd": 0.0, "moved": 0.0}]
+    points += [{"kind": "base", "point": "base", **level(0.0).cells("jsd"), **level(0.0).cells("moved"), "models": "1"}]
     points += _searched(case, searched, steps) if searched else []
     table = pd.DataFrame(points)
     sentence = _sentence(case, paid, own, imitated, margin, at, farthest, lost)
@@ -140,7 +140,7 @@ def _paid(curve: dict[float, tuple[Array, Array]], at: float, seed: int) -> Inte
             pairs = [[_mean(one, models, counts) for one in both] for both in curve.values()]  # λ (jsd, tvd) draw
             into += [_between([(far[draw], moved[draw]) for far, moved in pairs], at) for draw in range(len(models))]
     low, high = np.quantile(widened(drawn, by_models, value, count), [0.025, 0.975])
-    return Interval(value, float(low), float(high), examples, 0)
+    return Interval(value, max(float(low), 0.0), float(high), examples, 0)
 
 
 def _mean(values: Array, models: Array, examples: Array) -> Array:
@@ -159,7 +159,7 @@ def _between(points: Sequence[tuple[float, float]], at: float) -> float:
 
 def _point(kind: str, name: str, far: Array, moved: Array, **more: float) -> dict[str, Any]:
     return {"kind": kind, "point": name, **more, **bootstrap(far.mean(0)).cells("jsd"),
-            **bootstrap(moved.mean(0)).cells("moved"), "models": len(far)}  # fmt: skip
+            **bootstrap(moved.mean(0)).cells("moved"), "models": f"{len(far)}"}  # fmt: skip
 
 
 def _searched(case: Case, count: int, steps: int) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ def _searched(case: Case, count: int, steps: int) -> list[dict[str, Any]]:
         return []
     far, moved = (bootstrap(known[name]) for name in ("epsilon_max_jsd", "moved"))
     name = f"searched for {len(known)} examples"
-    return [{"kind": "one by one", "point": name, **far.cells("jsd"), **moved.cells("moved")}]
+    return [{"kind": "one by one", "point": name, **far.cells("jsd"), **moved.cells("moved"), "models": "none"}]
 
 
 def _sentence(

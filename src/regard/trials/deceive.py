@@ -109,7 +109,7 @@ def deceive(
             "attention mass": {"kind": "lines", "table": "hidden", "x": "λ", "y": "mass",
                                "caption": "How much of attention is on what is impermissible."},
         },
-        settings={"sites": case.sites, "mask": meant if isinstance(meant, (str, tuple)) else repr(meant)},
+        settings={"sites": case.sites, "mask": getattr(meant, "__qualname__", meant)},
         settles=False,
         warnings=tuple(f"λ = {one.lesson.options['factor']:g}, seed {one.lesson.seed}: {one.diverged}"
                        for one in diverged),
