@@ -102,7 +102,8 @@ def gender() -> Dataset:
 
 
 def run_gender(asked: Any) -> None:
-    """NOTE[DIFF] the embedding model has a layer with tanh between words and attention; batches of 32, theirs of 1."""
+    """NOTE[DIFF] the embedding model has a layer with tanh between words and attention; attention is additive; batches
+    of 8 and 32, theirs of 1. All epochs are run: accuracy is 100 % long before attention has settled."""
     data, published = (
         gender(),
         {
@@ -110,10 +111,10 @@ def run_gender(asked: Any) -> None:
             "BiLSTM": "without 63.3; λ 0: 100 / 96.8, .1: 100 / < 1e-6, 1: 100 / < 1e-6",
         },
     )
-    models: Any = (("embedding", "projection", 128), ("BiLSTM", "lstm", 64))
-    for name, encoder, hidden in models:
+    models: Any = (("embedding", "projection", 128, 8), ("BiLSTM", "lstm", 64, 32))
+    for name, encoder, hidden, size in models:
         recipe = regard.recipes.attention_classifier(
-            encoder=encoder, attention="dot", embedding=128, hidden=hidden, epochs=15, patience=3, keep=asked.keep
+            encoder=encoder, embedding=128, hidden=hidden, epochs=15, patience=15, batch_size=size, keep=asked.keep
         )
         found = regard.trial(
             recipe,
