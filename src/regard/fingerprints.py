@@ -37,6 +37,14 @@ def of_subject(subject: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@torch.no_grad()
+def of_untrained(subject: Any, inputs: Any) -> list[str]:
+    """Of a model before training: its weights, and what it says of a few inputs. If its code is changed, this is."""
+    subject.model.eval()
+    said = subject.forward(subject.encode(inputs)).double()
+    return [of_subject(subject)["weights"], _digest((said * 1000).round().tolist())]
+
+
 def of_examples(examples: Iterable[Example]) -> str:
     """Of inputs, labels, rationales and names, in their order."""
     return _digest([[one.input, one.label, one.rationale, one.id] for one in examples])

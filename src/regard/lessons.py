@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections import Counter as Counted
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,11 +22,11 @@ from regard.attention.edits import Sites
 from regard.attention.learning import Watch
 from regard.data import Dataset, Example
 from regard.errors import NotServed, OptionError, TrialFailed, at_least_one
-from regard.fingerprints import of_examples, of_versions
+from regard.fingerprints import of_examples, of_untrained, of_versions
 from regard.jobs.files import digest, remove
 from regard.jobs.running import run
 from regard.jobs.store import Store
-from regard.measures import jsd
+from regard.measures import bootstrap, jsd
 from regard.progress import Counter
 from regard.recipes import Recipe
 from regard.splitting import must_fit, splits_of, standardised
@@ -33,6 +34,7 @@ from regard.teaching import Arrays, Lesson, Task, Teacher, load_weights
 from regard.training import AT_ONCE, PROBED, class_of, fits, inputs_of
 
 VERY_DIFFERENT = 0.1  # JSD, below which nobody would call attention different, also where seeds hardly differ
+WORTH = 15.0  # seconds: a process takes some of them to begin
 FRESH = 1000  # between the seed of a base and those of models that are no copy of one
 Array = NDArray[np.float64]
 
@@ -99,6 +101,7 @@ class Lab:
     folder: Path
     known: dict[str, Taught] = field(default_factory=dict, repr=False)
     plans: bool = False  # only tell which lessons are asked for
+    least: float = 0.0  # seconds of a training, below which it is not worth a process of its own
 
     @classmethod
     def of(
@@ -108,13 +111,19 @@ class Lab:
         """Split the data, if they do not come so, and see that labels fit; nothing is trained yet."""
         parts = splits_of(data, seed)
         untrained: Any = recipe.build(Dataset.of(parts["train"]), seed)
+        if not all(hasattr(untrained, name) for name in ("model", "encode", "forward", "head")):
+            raise OptionError(
+                f"build returned a {type(untrained).__name__}, not a subject. Make one of the model: regard.pooled, "
+                "regard.text, regard.tabular or regard.module."
+            )
         head = untrained.head
         if head.kind == "regression":
             parts = standardised(parts)
         elif head.kind != "embedding":
             must_fit(head, parts)
         prints = {name: of_examples(some) for name, some in parts.items()}
-        identity = {"recipe": recipe.identity, "data": prints, "versions": of_versions(), "threads": threads}
+        identity = {"recipe": recipe.identity, "data": prints, "versions": of_versions(), "threads": threads,
+                    "untrained": of_untrained(untrained, inputs_of(parts["train"][:PROBED]))}  # fmt: skip
         within = recipe.keep or folder or _while_at_hand(recipe)
         place = Path(within) / f"models-{digest(repr(identity).encode())[:16]}"
         lab = cls(recipe, parts, data.source, seed, workers, threads, place)
@@ -132,8 +141,8 @@ class Lab:
         return self._with(plans=True)
 
     def shared(self, workers: int) -> Lab:
-        """The same, with so many trainings at a time."""
-        return self._with(workers=workers)
+        """The same, with so many trainings at a time, if they take long enough."""
+        return self._with(workers=workers, least=WORTH)
 
     def _with(self, **changes: Any) -> Lab:
         lab = replace(self, **changes)
@@ -154,6 +163,23 @@ class Lab:
     def test(self) -> Dataset:
         """What models are judged by."""
         return replace(Dataset.of(self.data["test"]), source=self.source)
+
+    @property
+    def doubt(self) -> str:
+        """Why nothing can be said of these models: the base has learned nothing; "" if it has."""
+        (base,) = self.results(self.plain(1), "training the base")
+        if base.diverged or self.head.kind == "embedding":
+            return ""
+        right, labels = bootstrap(self.fits(base)), Counted(str(one.label) for one in self.data["test"])
+        usual, count = labels.most_common(1)[0]
+        share = 0.0 if self.head.kind == "regression" else count / labels.total()
+        if right.low > share:
+            return ""
+        always = "the mean" if self.head.kind == "regression" else repr(usual)
+        return (
+            f"the base has a test {self.score} of {right.value:.3f} [{right.low:.3f}, {right.high:.3f}], no more than "
+            f"always saying {always} ({share:.3f}): it has learned nothing, so nothing is claimed. Train it longer."
+        )
 
     def must_have(self, seeds: Any, *, outputs: bool = True, words: bool = False) -> None:
         """Refuse to compare fewer models than it takes, and what these have not: one output, words to leave out."""
@@ -203,11 +229,17 @@ class Lab:
         with Counter(what, len(left), patience=0 if left else 2.0) as counter:
             for depth in sorted({one.depth for one in left}):
                 tasks = self._tasks([one for one in left if one.depth == depth], store)
-                workers = min(self.workers, len(tasks))
+                workers = min(self.workers, len(tasks)) if self._long else 1
                 for task, (record, arrays) in run(teacher, tasks, workers=workers, beside=False):
                     store.add(task.lesson.id, record, arrays)
                     remove(teacher.checkpoint(task.lesson))
                     counter.advance()
+
+    @property
+    def _long(self) -> bool:
+        """Whether a training is worth a process of its own, where nobody has said how many there shall be."""
+        base = self.known.get(self.plain(1)[0].id)
+        return base is None or float(base.record.get("seconds", 0)) >= self.least
 
     def _tasks(self, lessons: list[Lesson], store: Store) -> list[list[Task]]:
         """Lessons with what they need, of which those of one base share the memory; without those that cannot be."""
@@ -318,7 +350,7 @@ def batches(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
 def scores_of(lab: Lab, results: Sequence[Taught], name: str) -> pd.DataFrame:
     """A row for each model: its seed, score, F1 and epochs."""
     rows = [
-        {"model": name, "seed": one.lesson.seed, "score": float(lab.fits(one).mean()), "f1": lab.f1(one),
+        {"model": name, "seed": str(one.lesson.seed), "score": float(lab.fits(one).mean()), "f1": lab.f1(one),
          "epochs": len(one.record["history"])}
         for one in results
     ]  # fmt: skip

@@ -78,7 +78,9 @@ def must_fit(head: Any, parts: Mapping[str, Sequence[Example]]) -> None:
     if odd:
         there = ", ".join(repr(head.name(place)) for place in range(min(classes or 0, 10)))
         listed = ", ".join(f"{label} (in {split})" for label, split in [*odd.items()][:5])
-        raise InputError(f"{len(odd)} labels do not fit the head of the model: {listed}. It has {there}.")
+        numbers = all(label.replace(".", "").replace("-", "").replace("e", "").isdigit() for label in odd)
+        hint = " Numbers that are to be predicted need a recipe with regression=True." if numbers else ""
+        raise InputError(f"{len(odd)} labels do not fit the head of the model: {listed}. It has {there}.{hint}")
 
 
 def standardised(parts: Mapping[str, tuple[Example, ...]]) -> dict[str, tuple[Example, ...]]:

@@ -32,7 +32,7 @@ Kind = Literal["plain", "uniform", "adversary", "guide", "deceive", "without", "
 MODEL = "model."  # before the names of weights
 AT_ONCE = 32  # examples that are explained together
 # Of models without context, whatever the recipe does: they begin with nothing, and are small.
-GUIDE: dict[str, Any] = {"epochs": 20, "patience": 3, "batch_size": 32, "optimizer": AdamW(1e-3, 1e-5)}
+GUIDE: dict[str, Any] = {"batch_size": 32, "optimizer": AdamW(1e-3, 1e-5)}
 EMPTY = "…"  # a text of which nothing is left
 Arrays = dict[str, NDArray[Any]]
 
@@ -146,8 +146,9 @@ class Teacher:
 
     def _course(self, lesson: Lesson) -> dict[str, Any]:
         """The recipe's; models without context are no models of the recipe, and adversaries may take longer."""
-        if lesson.kind == "guide":
-            return GUIDE
+        if lesson.kind == "guide":  # of small data more epochs, so that there is something to compare
+            epochs = max(20, -(-1000 * GUIDE["batch_size"] // len(self.data["train"])))
+            return GUIDE | {"epochs": epochs, "patience": epochs // 6}
         course, effort = dict(self.recipe.fit), lesson.options.get("effort", 1)
         patience = course["patience"] and effort * course["patience"]
         return course | {"epochs": effort * course["epochs"], "patience": patience}

@@ -272,7 +272,10 @@ def labelled(data: Iterable[Example]) -> list[Example]:
         raise EmptyInput("data holds no examples.")
     missing = [number for number, example in enumerate(examples) if example.label is None]
     if missing:
-        raise InputError(f"data: {len(missing)} examples have no label, the first is number {missing[0]}.")
+        raise InputError(
+            f"data: {len(missing)} examples have no label, the first is number {missing[0]}. Name their column: "
+            "regard.data.read(…, label=…), or --label-column."
+        )
     return examples
 
 

@@ -198,6 +198,10 @@ class Hearing:
         }  # fmt: skip
         if result.margin.n < LEAST:
             result = replace(result, supported=None)
+        if case.lab is not None:
+            settings |= {"recipe": case.lab.recipe.name, **{name: len(some) for name, some in case.lab.data.items()}}
+            if doubt := case.lab.doubt:
+                result = replace(result, supported=None, warnings=(doubt, *result.warnings))
         control = self.judges and job.method.family == "control"
         warned = (*_warnings(result, self.drawn.skipped, control), *result.warnings)
         absent = getattr(getattr(case.subject, "features", None), "left_out", "") if self.judges else ""

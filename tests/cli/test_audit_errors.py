@@ -30,7 +30,7 @@ GOOD = ["--model", "model", "--data", "good.csv"]
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], ["pass --model and --data, or --planted alone"]),
+        ([], ["pass --model and --data, --recipe and --data, or --planted alone"]),
         (["--model", "model"], ["pass --model and --data"]),
         (["--model", "model", "--data", "nowhere.csv"], ["--data nowhere.csv does not exist", ".jsonl"]),
         (["--model", "./nowhere", "--data", "good.csv"], ["'./nowhere' does not exist on this machine"]),

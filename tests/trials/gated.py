@@ -2,6 +2,7 @@
 
 In `Gate` each word has a value that is never trained, and a score that is: ŷ = σ(s Σ α_t v_t). Words of one half of the
 vocabulary tell the label, those of the other half tell it wrong as often as not, and only attention can tell them apart.
+In `Pointer` the word after "key" counts, which no model can know that sees each word by itself.
 In `Decoupled` the value of every row is the mean of all telling words, so that any attention gives the same output.
 """
 
@@ -18,7 +19,7 @@ from regard.data import Dataset, Example
 GOOD, BAD = [f"good{i}" for i in range(6)], [f"bad{i}" for i in range(6)]
 NOISE = [f"loud{i}" for i in range(6)], [f"soft{i}" for i in range(6)]
 PLAIN = [f"plain{i}" for i in range(6)]
-WORDS = ["<pad>", "<unk>", *GOOD, *BAD, *NOISE[0], *NOISE[1], *PLAIN]
+WORDS = ["<pad>", "<unk>", *GOOD, *BAD, *NOISE[0], *NOISE[1], *PLAIN, "key"]
 VOCABULARY = {word: place for place, word in enumerate(WORDS)}
 VALUES = torch.tensor([1.0 if w in (*GOOD, *NOISE[0]) else -1.0 if w in (*BAD, *NOISE[1]) else 0.0 for w in WORDS])
 TELLING = torch.tensor([1.0 if w in GOOD else -1.0 if w in BAD else 0.0 for w in WORDS])
@@ -46,22 +47,36 @@ class Gate(nn.Module):
         return self.scale * (weights[:, None] @ values[..., None])[:, 0]
 
 
+class Pointer(Gate):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, decoupled=False)
+        self.values = TELLING
+        self.after = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, ids, real, attend):
+        pointed = nn.functional.pad(ids[:, :-1] == VOCABULARY["key"], (1, 0))
+        scores = self.scores(ids)[..., 0] + self.after * pointed
+        weights = scores.masked_fill(~attend, -torch.inf).softmax(-1)
+        return self.scale * (weights[:, None] @ self.values[ids][..., None])[:, 0]
+
+
 class Build:
-    def __init__(self, decoupled: bool) -> None:
-        self.decoupled = decoupled
+    def __init__(self, decoupled: bool, pointer: bool = False) -> None:
+        self.decoupled, self.pointer = decoupled, pointer
 
     def __call__(self, train, seed):
         with torch.random.fork_rng():
-            return regard.pooled(Gate(seed, self.decoupled), VOCABULARY, labels=["bad", "good"])
+            model = Pointer(seed) if self.pointer else Gate(seed, self.decoupled)
+            return regard.pooled(model, VOCABULARY, labels=["bad", "good"])
 
 
 def adam(model):
     return torch.optim.Adam(model.parameters(), lr=0.1)
 
 
-def recipe(*, decoupled: bool = False, epochs: int = 6, patience: int | None = 3, **more):
+def recipe(*, decoupled: bool = False, pointer: bool = False, epochs: int = 6, patience: int | None = 3, **more):
     return regard.recipe(
-        Build(decoupled), {"epochs": epochs, "patience": patience, "optimizer": adam},
+        Build(decoupled, pointer), {"epochs": epochs, "patience": patience, "optimizer": adam},
         name="decoupled" if decoupled else "gate", **more,
     )  # fmt: skip
 
@@ -77,4 +92,17 @@ def data(train: int = 200, dev: int = 60, test: int = 80, seed: int = 0, noise: 
             draws.shuffle(words)
             mask = tuple(word in (*GOOD, *BAD) for word in words)
             made.append(Example(" ".join(words), ["bad", "good"][label], mask, split, f"{split}{place}"))
+    return Dataset.of(made)
+
+
+def pointing(train: int = 200, dev: int = 60, test: int = 80, seed: int = 0) -> Dataset:
+    """Of five telling words the one after "key" is right; the others do not care."""
+    draws, made = random.Random(seed), []
+    for split, count in (("train", train), ("dev", dev), ("test", test)):
+        for place in range(count):
+            label = place % 2
+            words = [word for side in draws.choices((GOOD, BAD), k=4) for word in draws.sample(side, 1)]
+            at = draws.randrange(5)
+            words[at:at] = ["key", draws.choice(GOOD if label else BAD)]
+            made.append(Example(" ".join(words), ["bad", "good"][label], None, split, f"{split}{place}"))
     return Dataset.of(made)

@@ -78,19 +78,20 @@ def test_looking_elsewhere_is_paid_for_where_attention_decides(gate, decoupled, 
     assert regard.verdict([easy])["hard to manipulate"] == "not supported"
 
 
-def test_weights_that_tell_words_apart_guide_and_others_mislead(gate, decoupled):
-    few = gated.data(train=60, noise=8)
-    helps, misleads = tried(gate, few, "guide", seeds=4), tried(decoupled, few, "guide", seeds=4)
+def test_weights_that_know_the_context_guide_and_others_mislead(decoupled):
+    helps = tried(gated.recipe(pointer=True, epochs=12), gated.pointing(), "guide", adversary=0.1)
+    misleads = tried(decoupled, gated.data(train=40, noise=12), "guide", seeds=4)
     assert helps.supported is True
-    assert helps.statistic > helps.reference["uniform"].value + 0.05
+    assert helps.statistic > 0.1
     assert misleads.supported is False
-    assert misleads.statistic < misleads.reference["uniform"].value
+    assert misleads.statistic < 0
     assert regard.verdict([helps])["works out of context"] == "supported"
 
 
-def test_what_attention_carries_cannot_be_hidden_and_what_it_does_not_can(gate, decoupled, data):
+def test_what_attention_carries_cannot_be_hidden_and_what_it_does_not_can(gate, data):
     paid = tried(gate, data, "deceive", lambdas=[0, 1, 10])
-    hidden = tried(decoupled, data, "deceive", lambdas=[0, 1, 10])
+    free = gated.recipe(decoupled=True, epochs=30, patience=None)
+    hidden = tried(free, data, "deceive", lambdas=[0, 1, 10])
     assert paid.supported is True
     assert paid.margin.low > 0.1
     assert hidden.supported is False
@@ -98,7 +99,7 @@ def test_what_attention_carries_cannot_be_hidden_and_what_it_does_not_can(gate, 
     table = hidden.tables["hidden"].set_index("λ")
     assert table.loc["10", "mass"] < 0.1 * table.loc["0", "mass"]
     assert table.loc["10", "score"] == table.loc["0", "score"] == 1
-    assert table.loc["without these words", "score"] < 0.7
+    assert hidden.tables["without these words"]["score"].item() < 0.7
 
 
 def test_hiding_what_is_not_needed_means_nothing(decoupled, data):

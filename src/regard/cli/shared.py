@@ -41,7 +41,7 @@ def option(given: str) -> tuple[str, Any]:
     """``name=value``; numbers, true, false and null are what they look like."""
     name, equals, value = given.partition("=")
     if not equals:
-        raise InputError(f"--option {given!r} is not name=value.")
+        raise InputError(f"{given!r} is not name=value, as an option is given.")
     try:
         return name.replace("-", "_"), jsons.loads(value.lower() if value in ("True", "False") else value)
     except ValueError:
@@ -91,7 +91,9 @@ def must_name(model: str | None, data: Path | None, planted: str | None, recipe:
             step = "needs --model, the checkpoint to begin with" if model is None else "takes no --model: it builds one"
             raise InputError(f"--recipe {recipe} {step}.")
     elif (planted is None) == (model is None or data is None) or (planted and (model or data)):
-        raise InputError("pass --model and --data, or --planted alone: what is to be tried on what.")
+        raise InputError(
+            "pass --model and --data, --recipe and --data, or --planted alone: what is to be tried on what."
+        )
     if planted is not None:
         must_know("task", planted, TASKS)
     if data is not None and not data.exists():

@@ -48,9 +48,13 @@ def run(
         yield from _spread(work if beside else None, pool, list(chunks), others)
     except BrokenProcessPool:
         raise WorkerDied(
-            f"workers={workers!r}: one of the processes died, perhaps for want of memory. What was finished is kept: "
-            "go on with fewer workers (--resume)."
+            f"workers={workers!r}: one of the processes died, perhaps for want of memory, or because a script starts "
+            'them without if __name__ == "__main__". What was finished is kept: go on with fewer workers (--resume).'
         ) from None
+    except BaseException:  # stopped: a training would go on for minutes, and this process would wait for it
+        for one in [*(pool._processes or {}).values()]:
+            one.kill()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -67,7 +67,7 @@ class _Pooled:
         counts = Counter(word for one in train for word in one.words)
         words = [*MARKS, *sorted(word for word, count in counts.items() if count >= self.least and word not in MARKS)]
         labels = names_of(train)
-        width = None if self.vectors is None else len(next(iter(self.vectors.values())))
+        width = None if self.vectors is None else _width(self.vectors, words)
         sizes = {"embedding": width} if width else {}
         task: dict[str, Any] = {} if len(labels) == 2 else {"task": "multiclass", "classes": len(labels)}
         with torch.random.fork_rng(devices=[]):
@@ -129,6 +129,15 @@ def attention_classifier(
     AttentionClassifier(words=len(MARKS), **given)  # refuses what cannot be built before anything else is done
     course = {"epochs": epochs, "patience": patience, "batch_size": batch_size, "optimizer": PooledAdam(learning_rate)}
     return recipe(_Pooled(known, least, given), course, name="attention_classifier", keep=keep)
+
+
+def _width(vectors: Mapping[str, Any], words: list[str]) -> int:
+    """How many numbers the vectors of these words have: all the same."""
+    widths = {len(vectors[word]) for word in words if word in vectors}
+    if len(widths) != 1:
+        found = "none of the words of the data" if not widths else f"vectors of {sorted(widths)} numbers"
+        raise InputError(f"vectors has {found}. Each word has one, and all are of the same length.")
+    return widths.pop()
 
 
 @dataclass(frozen=True)

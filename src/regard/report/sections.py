@@ -137,6 +137,8 @@ def appendix(audit: Audit) -> dict[str, Any]:
     """What is needed to do it again, and the tables as files."""
     times = {name: value for name, value in audit.times.items() if name != "command"}
     every = {name: audit.about.get(name, {}) for name in ("options", "model", "data", "versions")} | {"times": times}
+    if "recipe" in audit.about:
+        every["recipe"] = audit.about["recipe"]["recipe"]
     lists = [
         (heading, [(plain(name), setting(value)) for name, value in some.items()]) for heading, some in every.items()
     ]

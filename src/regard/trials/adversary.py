@@ -105,8 +105,8 @@ def adversary(
                 "kind": "tradeoff", "table": "points", "x": "jsd", "y": "moved", "by": "kind", "line": "adversary",
                 "label": "point", "level": at,
                 "caption": "To the right: attention differs more from the base's. Up: outputs differ more. A curve "
-                           "that stays low means that other attention costs nothing. Dashed: 95 % of other seeds "
-                           "differ less."},
+                           "that stays low means that other attention costs nothing. Dashed: from here on it is very "
+                           "different. One by one: what a search finds for each example by itself."},
             "loss of training": {"kind": "lines", "table": "losses", "x": "epoch", "y": "loss", "by": "λ",
                                  "caption": "Mean over seeds."},
         },

@@ -83,13 +83,15 @@ def deceive(
     lost = crossed(np.stack([right[0.0][plain] - right[best][hid] for plain, hid in pairs]), seed=case.seed)
     before, after = (crossed(mass[factor], seed=case.seed) for factor in (0.0, best))
     reference: dict[str, Interval] = {"counts as none": level(tolerance)}
-    needed = True
+    needed: bool | None = True
+    blinded: list[dict[str, Any]] = []
     if gone:
         blind = np.stack([lab.fits(one) for one in lab.sound(results[-seeds:])])
         never = crossed(right[0.0] - blind, seed=case.seed)
         reference["never sees them"] = never
         needed = never.low > tolerance
-        rows.append({"λ": "without these words", **crossed(blind, seed=case.seed).cells("score"), "models": seeds})
+        needed = None if never.low <= tolerance < never.high else needed
+        blinded = [{"score of": "models that never see them", **crossed(blind, seed=case.seed).cells("score")}]
     margin = above(lost, tolerance)
     hides = best > 0 and after.value <= LEFT * before.value
     judged = holds(margin) if needed else None
@@ -103,7 +105,8 @@ def deceive(
     return Finding(
         "deceive", f"{lab.score} lost by hiding", lost, margin, supported, sentence, values,
         reference=reference,
-        tables={"hidden": pd.DataFrame(rows), "losses": losses_of(results[seeds : seeds + len(hidden)], "factor", "λ")},
+        tables={"hidden": pd.DataFrame(rows), "losses": losses_of(results[seeds : seeds + len(hidden)], "factor", "λ")}
+        | ({"without these words": pd.DataFrame(blinded)} if blinded else {}),
         charts={
             lab.score: {"kind": "lines", "table": "hidden", "x": "λ", "y": "score", "caption": f"Test {lab.score}."},
             "attention mass": {"kind": "lines", "table": "hidden", "x": "λ", "y": "mass",
@@ -121,7 +124,7 @@ def _checked(lab: Lab, mask: Any) -> Any:
     if mask is None:
         raise NotServed(
             "deceive needs to know which words are impermissible: mask=, a list of words, 'rationale', or a function; "
-            'on the command line --trials \'deceive:mask=["he","she"]\'.'
+            'on the command line --option \'mask=["he","she"]\', or --trials \'deceive:mask=["he","she"]\'.'
         )
     if isinstance(mask, str) and mask != "rationale":
         raise OptionError(f"mask={mask!r}: pass a list of words, 'rationale', or a function. One word is [{mask!r}].")
@@ -129,7 +132,7 @@ def _checked(lab: Lab, mask: Any) -> Any:
     for split in ("train", "test"):
         flags = lab.flags(meant, split)
         covered, every = sum(int(one.sum()) for one in flags), sum(len(one) for one in flags)
-        what = mask if isinstance(mask, str) or callable(mask) else [*meant][:5]
+        what = mask if isinstance(mask, str) or callable(mask) else [*meant[:5], *["…"] * (len(meant) > 5)]
         if not covered:
             raise InputError(f"mask={what!r} covers nothing: none of {every:,} words in {split} is impermissible.")
         if covered == every:
@@ -152,7 +155,7 @@ def _mass(one: Taught, flags: Mapping[str, Any], split: str, places: Sequence[in
 
 def _sentence(
     lab: Lab, best: float, lost: Interval, before: Interval, after: Interval, reference: dict[str, Interval],
-    needed: bool, hides: bool,
+    needed: bool | None, hides: bool,
 ) -> str:  # fmt: skip
     text = (
         f"Trained to hide (λ = {best:g}), models have {said(after)} of their attention on what is impermissible, "
@@ -160,11 +163,15 @@ def _sentence(
     )
     if "never sees them" in reference:
         text += f"Without these words at all they lose {said(reference['never sees them'])}. "
+    if needed is None:
+        return text + "Whether the task needs them these models do not tell: try more seeds, or more data."
     if not needed:
         return text + "So the task can be done without them, and to hide them means nothing."
     tolerated = reference["counts as none"].value
     if not hides and lost.low <= tolerated:
-        return text + "Attention was not moved away: try larger lambdas."
+        return text + f"That is more than {LEFT:.0%} of what it was, and not hidden: try larger lambdas."
     if lost.high < tolerated:
         return text + "So attention can hide what a model uses: somebody could have hidden this from an audit."
-    return text + ("So hiding is paid for." if lost.low > tolerated else "Whether that is a loss these do not tell.")
+    if lost.low > tolerated:
+        return text + "So hiding is paid for."
+    return text + f"Whether that is more than {tolerated:g} these do not tell: try more seeds, or more data."
