@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -169,3 +173,24 @@ def test_the_command_line_takes_a_recipe(tmp_path, capsys, monkeypatch):
         assert (code, out) == (2, ""), err
         assert says in " ".join(err.split())
         assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups here")
+def test_who_stops_while_two_models_are_trained_does_not_wait_for_them(tmp_path):
+    gated.data(train=60, dev=20, test=40).frame().drop(columns="rationale").to_csv(tmp_path / "data.csv", index=False)
+    given = ["audit", "--recipe", "attention_classifier", "--recipe-option", "embedding=8", "--recipe-option", "hidden=32",
+             "--recipe-option", "epochs=3000", "--recipe-option", "patience=40", "--data", "data.csv", "--trials",
+             "seeds:seeds=6", "--methods", "raw", "--shown", "0", "--workers", "2", "--out", "run"]  # fmt: skip
+    started = subprocess.Popen(
+        [str(Path(sys.executable).with_name("regard")), *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 180
+    while len([*tmp_path.glob("run/models-*/checkpoints/*.safetensors")]) < 2 and time.monotonic() < deadline:
+        assert started.poll() is None, "it ended before it could be stopped"
+        time.sleep(0.05)
+    os.killpg(started.pid, signal.SIGINT)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Go on with: regard audit" in said
+    assert "Traceback" not in said

@@ -160,3 +160,30 @@ def test_a_recipe_that_cannot_be_sent_says_so():
     lab = Lab.of(regard.recipe(lambda train, seed: gated.Build(False)(train, seed)), gated.data(train=30), workers=2)
     with pytest.raises(OptionError, match="workers=2: this model cannot be sent"):
         lab.results(lab.plain(2), "two")
+
+
+def test_code_that_changes_is_another_model(tmp_path, monkeypatch):
+    data = gated.data(train=40, dev=10, test=10)
+    before = Lab.of(gated.recipe(), data, folder=tmp_path).folder
+    assert Lab.of(gated.recipe(), data, folder=tmp_path).folder == before
+    forward = gated.Gate.forward
+    monkeypatch.setattr(gated.Gate, "forward", lambda self, ids, real, attend: forward(self, ids, real, attend) + 1)
+    assert Lab.of(gated.recipe(), data, folder=tmp_path).folder != before
+
+
+def test_a_base_that_has_learned_nothing_claims_nothing():
+    lots = np.random.default_rng(0)
+    data = Dataset.of([
+        Example("plain0 plain1", ["bad", "good"][int(lots.random() < 0.5)], split=split, id=f"{split}{place}")
+        for split, count in (("train", 60), ("dev", 20), ("test", 60))
+        for place in range(count)
+    ])  # fmt: skip
+    found = regard.trial(gated.recipe(), data, "uniform_trained", seeds=2)
+    assert found.supported is None
+    assert any("it has learned nothing" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize("made", [None, 3, "model"])
+def test_what_is_built_must_be_a_subject(made):
+    with pytest.raises(OptionError, match="build returned a .*, not a subject"):
+        Lab.of(regard.recipe(lambda train, seed: made), gated.data(train=30))

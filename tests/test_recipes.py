@@ -152,6 +152,11 @@ def test_a_name_and_the_code_tell_functions_apart():
         (lambda: regard.recipes.attention_classifier(encoder="gru"), OptionError, "encoder='gru'"),
         (lambda: regard.recipes.attention_classifier(diversity=-1), OptionError, "diversity=-1"),
         (lambda: regard.recipes.attention_classifier(vectors="nowhere.txt"), InputError, "nowhere.txt"),
+        (
+            lambda: regard.recipes.attention_classifier(vectors={"good": [1.0], "film": [1.0, 2.0]}).build(TEXTS, 0),
+            InputError, "vectors of .1, 2. numbers",
+        ),
+        (lambda: regard.recipes.attention_classifier(vectors={"zzz": [1.0]}).build(TEXTS, 0), InputError, "none of the words"),
         (lambda: regard.recipes.fine_tune("/no/where/to/be/found"), NotAModel, "/no/where"),
         (lambda: regard.recipes.ft_transformer(width=9), OptionError, "width=9 must be a multiple of 8"),
         (lambda: regard.recipes.ft_transformer(blocks=7), OptionError, "blocks=7"),
