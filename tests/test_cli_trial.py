@@ -67,7 +67,7 @@ def test_trials_are_listed():
         (["permutation", "--planted", "keyword", "--option", "number=3"], "number=3: permutation has no such option"),
         (["permutation", "--planted", "keyword", "--option", "n"], "is not name=value"),
         (["permutation", "--planted", "keywords"], "task='keywords'"),
-        (["permutation"], "pass --model and --data, or --planted alone"),
+        (["permutation"], "pass --model and --data, --recipe and --data, or --planted alone"),
         (["permutation", "--planted", "keyword", "--html", "page.txt"], "must end in .html"),
         (["permutation", "--planted", "keyword", "--save", "page.txt"], "must end in .json"),
         (["permutation", "--model", "x", "--data", "nowhere.csv"], "nowhere.csv"),

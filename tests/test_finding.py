@@ -125,9 +125,12 @@ def test_causal_weighs_two_trials(erasure, comprehensiveness, said):
 
 
 def test_what_is_not_necessary_is_not_supported_and_said_first():
-    judged = regard.verdict([finding("uniform_trained", supported=None)])
+    judged = regard.verdict([finding("uniform_trained", supported=False)])
     assert judged["necessary"] == "not supported"
     assert "uniform attention" in judged.notes[0]
+    unclear = regard.verdict([finding("uniform_trained", supported=None)])
+    assert unclear["necessary"] == "inconclusive", "that it can do without is not shown by a wide interval"
+    assert not any("as well with uniform attention" in line for line in unclear.notes)
 
 
 def test_the_uniform_trial_at_inference_does_not_fill_necessary():

@@ -81,8 +81,12 @@ def must_be_table(data: Path) -> None:
         raise InputError(f"--data {data} is not a file. It takes {', '.join(TABLES)}.")
 
 
-def must_name(model: str | None, data: Path | None, planted: str | None, recipe: str | None = None) -> None:
-    """Refuse what is named twice, not at all, or not there; before anything heavy is imported."""
+def must_name(model: str | None, data: Path | None, planted: str | None, *recipes: str | None) -> None:
+    """Refuse what is named twice, not at all, or not there; before anything heavy is imported.
+
+    Commands that take a recipe pass it, also where there is none.
+    """
+    recipe = next(iter(recipes), None)
     if recipe is not None:
         must_know("recipe", recipe, RECIPES)
         if data is None or planted is not None:
@@ -91,9 +95,8 @@ def must_name(model: str | None, data: Path | None, planted: str | None, recipe:
             step = "needs --model, the checkpoint to begin with" if model is None else "takes no --model: it builds one"
             raise InputError(f"--recipe {recipe} {step}.")
     elif (planted is None) == (model is None or data is None) or (planted and (model or data)):
-        raise InputError(
-            "pass --model and --data, --recipe and --data, or --planted alone: what is to be tried on what."
-        )
+        others = ", --recipe and --data," * bool(recipes) or ","
+        raise InputError(f"pass --model and --data{others} or --planted alone: what is to be tried on what.")
     if planted is not None:
         must_know("task", planted, TASKS)
     if data is not None and not data.exists():
