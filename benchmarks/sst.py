@@ -18,7 +18,6 @@ are as the data has them, lower-cased.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -26,10 +25,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 import regard
 from regard.data import Dataset, Example
@@ -55,28 +52,12 @@ def sentences(split: str) -> Dataset:
     return Dataset.of([Example(text, label, split=split) for label, text in pairs if len(text.split()) > 5])
 
 
-def subject_for(train: Dataset, seed: int, *, glove: bool) -> Any:
-    counts = Counter(word for one in train for word in one.words)
-    words = ["<pad>", "<unk>", "<sos>", "<eos>", *sorted(counts)]
-    torch.manual_seed(seed)
-    model = regard.models.AttentionClassifier(words=len(words), embedding=100 if glove else 300, hidden=128)
-    vocabulary = {word: index for index, word in enumerate(words)}
-    model.encoder.embedding.weight.data.uniform_(-0.25, 0.25)[0] = 0  # N(0, 1) would saturate the LSTM
-    if glove:
-        known = (DATA / "glove/words.txt").read_text(encoding="utf-8").splitlines()
-        vectors = torch.from_numpy(np.load(DATA / "glove/vectors.npy").astype("float32"))
-        for place, word in enumerate(known):
-            if word in vocabulary:
-                model.encoder.embedding.weight.data[vocabulary[word]] = vectors[place]
-    return regard.pooled(model, vocabulary, labels=["0", "1"])
-
-
-def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Adam with amsgrad; attention has no weight decay."""
-    attention = [p for name, p in model.named_parameters() if name.startswith(("inner", "outer"))]
-    rest = [p for name, p in model.named_parameters() if not name.startswith(("inner", "outer"))]
-    groups = [{"params": rest, "weight_decay": 1e-5}, {"params": attention, "weight_decay": 0.0}]
-    return torch.optim.Adam(groups, lr=1e-3, amsgrad=True)
+def vectors(data: Dataset) -> dict[str, Any]:
+    """GloVe's, of the words that are there."""
+    words = {word for one in data for word in one.words}
+    known = (DATA / "glove/words.txt").read_text(encoding="utf-8").splitlines()
+    rows = np.load(DATA / "glove/vectors.npy").astype("float32")
+    return {word: row for word, row in zip(known, rows, strict=True) if word in words}
 
 
 def measured(subject: Any, test: Dataset, seed: int, adversarial: int) -> pd.DataFrame:
@@ -131,9 +112,11 @@ def main() -> None:
         console.print(f"{DATA / 'sst'} is not there: nothing to measure.")
         return
     train, dev, test = (sentences(split) for split in ("train", "dev", "test"))
-    fitted: Any = {"validation": dev, "epochs": asked.epochs, "patience": 3, "optimizer": optimizer}
+    known = vectors(train)
+    recipe = regard.recipes.attention_classifier(vectors=known)
+    fitted: Any = {**recipe.fit, "validation": dev, "epochs": asked.epochs}
     if asked.audit:
-        subject = subject_for(train, 0, glove=True)
+        subject = recipe.build(train, 0)
         regard.fit(subject, train, **fitted)
         named = replace(test, source="SST, test sentences")
         found = regard.audit(subject, named, methods=["raw", "gradient"], trials="all", limit=200, out=asked.audit)
@@ -142,8 +125,9 @@ def main() -> None:
         return
     for glove in (True, False):
         frames, maps, accuracies = [], [], []
+        recipe = regard.recipes.attention_classifier(vectors=known if glove else None)
         for seed in range(asked.seeds):
-            subject = subject_for(train, seed, glove=glove)
+            subject = recipe.build(train, seed)
             history = regard.fit(subject, train, seed=seed, **fitted)
             best = int(history["validation"].argmax())
             frame = measured(subject, test, seed, asked.adversarial)
@@ -153,9 +137,9 @@ def main() -> None:
             console.print(f"glove={glove} seed {seed}: best epoch {best}, test accuracy {accuracies[-1]:.3f}")
             frames.append(frame.assign(seed=seed))
         every = pd.concat(frames).groupby(["what", "class"], sort=False)["value"].agg(["mean", "std"])
-        vectors = "GloVe, 100" if glove else "random, 300"
+        begun = "GloVe, 100" if glove else "random, 300"
         table = Table(
-            title=f"SST, BiLSTM, {vectors} dimensions, {len(test)} sentences: mean over {asked.seeds} seeds ± sd, and "
+            title=f"SST, BiLSTM, {begun} dimensions, {len(test)} sentences: mean over {asked.seeds} seeds ± sd, and "
             f"[published]; accuracy {np.mean(accuracies):.3f}"
         )
         for column in ("", "all", "predicted 0", "predicted 1"):

@@ -32,32 +32,17 @@ from rich.console import Console
 
 import regard
 from regard.data import Dataset, Example
+from sst import DATA, sentences, vectors
 
-DATA = Path(__file__).parents[2] / "shared/data"
 LAMBDAS = [0.0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1]
 PRONOUNS = ["he", "she", "her", "his", "him", "himself", "herself", "hers"]
 console = Console(highlight=False, soft_wrap=True)
 
 
 def sst() -> Dataset:
-    examples = []
-    for split in ("train", "dev", "test"):
-        lines = (DATA / f"sst/stsa.binary.{split}").read_text(encoding="utf-8").splitlines()
-        pairs = [line.split(" ", 1) for line in lines]
-        examples += [
-            Example(text, label, split=split, id=f"{split}-{place}")
-            for place, (label, text) in enumerate(pairs)
-            if len(text.split()) > 5
-        ]
+    splits = {split: sentences(split) for split in ("train", "dev", "test")}
+    examples = [replace(one, id=f"{name}-{place}") for name, some in splits.items() for place, one in enumerate(some)]
     return replace(Dataset.of(examples), source="SST")
-
-
-def vectors(data: Dataset) -> dict[str, Any]:
-    """GloVe's, of the words that are there."""
-    words = {word for one in data for word in one.words}
-    known = (DATA / "glove/words.txt").read_text(encoding="utf-8").splitlines()
-    rows = np.load(DATA / "glove/vectors.npy").astype("float32")
-    return {word: row for word, row in zip(known, rows, strict=True) if word in words}
 
 
 def shown(finding: regard.Finding, folder: Path, name: str) -> None:

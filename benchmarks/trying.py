@@ -34,7 +34,7 @@ import regard
 from regard import edits
 from regard.attention import Rerun
 from regard.data import Dataset, Example
-from sst import DATA, optimizer, sentences, subject_for
+from sst import DATA, sentences, vectors
 from tracing import compared
 
 LIMIT = 10  # times faster
@@ -50,8 +50,9 @@ def tried(subject: Any, examples: list[Example], batch_size: int, name: str, opt
 
 def batched(asked: argparse.Namespace) -> None:
     train, dev, test = (sentences(split) for split in ("train", "dev", "test"))
-    subject = subject_for(train, 0, glove=True)
-    regard.fit(subject, train, validation=dev, epochs=asked.epochs, optimizer=optimizer, seed=0)
+    recipe = regard.recipes.attention_classifier(vectors=vectors(train))
+    subject = recipe.build(train, 0)
+    regard.fit(subject, train, validation=dev, epochs=asked.epochs, optimizer=recipe.fit["optimizer"], seed=0)
     drawn = test.sample(asked.examples, seed=0)
     some = [dataclasses.replace(one, id=f"s{place}") for place, one in enumerate(drawn)]
     few = random.Random(0).sample(some, asked.alone)

@@ -127,8 +127,7 @@ class GuidedPupil(Pupil):
         if aim.by == "uniform":
             given = attend / attend.sum(-1, keepdim=True).clamp_min(1)
         elif aim.by == "given":
-            means = [aim.known[id(one)].looks.mean(0) for one in some]
-            given = spread([one / one.sum().clamp_min(TINY) for one in means], attend)
+            given = spread([normalised(aim.known[id(one)].looks.mean(0)) for one in some], attend)
         inputs = [batch.inputs[name] for name in self.subject.inputs]
         output = self.subject.model(*inputs, attend=attend, weights=given)
         return Step(self.subject, some, places, batch, output, None)
@@ -188,14 +187,17 @@ def words_in(batch: Batch, keys: int) -> Tensor:
 
 def on_words_of(batch: Batch, look: Look) -> Tensor:
     """``(example, key)``: the map that people are shown, on words, divided by its sum."""
-    weights = look.mean * words_in(batch, look.weights.shape[-1])
-    return weights / weights.sum(-1, keepdim=True).clamp_min(TINY)
+    return normalised(look.mean * words_in(batch, look.weights.shape[-1]))
 
 
 def padded(looks: Sequence[Tensor], batch: Batch, look: Look) -> Tensor:
     """``(example, key)``: what the base gave the words of each, divided by its sum."""
-    seen = words_in(batch, look.weights.shape[-1])
-    return spread([one / one.sum().clamp_min(TINY) for one in looks], seen).to(look.weights)
+    return spread(list(map(normalised, looks)), words_in(batch, look.weights.shape[-1])).to(look.weights)
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """Weights ``(…, word)`` divided by their sum."""
+    return weights / weights.sum(-1, keepdim=True).clamp_min(TINY)
 
 
 def spread(values: Sequence[Tensor], seen: Tensor) -> Tensor:
@@ -212,10 +214,7 @@ def kl(one: Tensor, other: Tensor) -> Tensor:
 
 def moved(head: Any, output: Tensor, other: Tensor) -> Tensor:
     """``(example,)``: the total variation between two outputs; of numbers, which are in sds, their distance."""
-    if head.kind == "regression":
-        return (output[:, 0] - other[:, 0]).abs()
-    apart = (head.columns(output, "probability") - head.columns(other, "probability")).abs()
-    return cast(Tensor, apart.mean(-1) if head.kind == "sigmoid" else apart.sum(-1) / 2)
+    return cast(Tensor, (output - other)[:, 0].abs() if head.kind == "regression" else head.apart(output, other))
 
 
 def mass_on(look: Look, gone: Tensor) -> Tensor:

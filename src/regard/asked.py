@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from regard.errors import OptionError
-from regard.finding import Finding
-from regard.lessons import VERY_DIFFERENT
-from regard.trying import Hearing, found, trial_named
+from regard.trying import found, trial_named
 
 # A quick look: no profile head by head, and less of what is drawn by lot: 25 shuffles instead of 100, two random
 # orders instead of five.
@@ -63,11 +60,3 @@ def trials_of(asked: str | Sequence[Asked]) -> dict[str, Mapping[str, Any]]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise OptionError(f"trials={names!r}: {', '.join(sorted(twice))} is there twice. Judge each trial once.")
     return dict(pairs)
-
-
-def calibrated(one: Hearing, seeds: Finding) -> Hearing:
-    """Held against what other seeds make, rather than against a stand-in."""
-    if one.options["between_seeds"] is not None:
-        return one
-    level = max(round(seeds.settings["between_seeds"], 3), VERY_DIFFERENT)
-    return replace(one, options={**one.options, "between_seeds": level})

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from regard.asked import EXAMPLES, METHODS, Asked, calibrated, listed, pair, threads_of, trials_of
+from regard.asked import EXAMPLES, METHODS, Asked, listed, pair, threads_of, trials_of
 from regard.attention.running import must_be_subject
 from regard.audited import SUITE, Audit, cited, title_of
 from regard.cases import Case, Part, Result
@@ -32,7 +32,7 @@ from regard.jobs.plan import EXHIBIT, Unit
 from regard.jobs.running import run
 from regard.jobs.store import Store
 from regard.lessons import Lab, Planned
-from regard.memory import processes
+from regard.memory import processes, weight
 from regard.progress import Board, Counter
 from regard.recipes import Recipe, described
 from regard.trying import (
@@ -146,7 +146,7 @@ def prepared(
     true_or_false("redact", redact)
     examples = limit or EXAMPLES["quick" if trials == "quick" else "other"]
     if workers is None:
-        workers = processes(sum(one.numel() * one.element_size() for one in subject.model.parameters()))
+        workers = processes(weight(subject.model))
     cores = torch.get_num_threads()
     return Bench(
         subject, draw(data, examples, target, seed), explained, tried, how, batch_size, seed, min(shown, examples),
@@ -210,9 +210,8 @@ class Bench:
         return ready, refused
 
     def _hearing(self, name: str, options: Mapping[str, Any], title: str | None) -> Hearing:
-        drawn, lab = self.drawn, self.lab
-        if lab is not None and trains(name):
-            drawn = draw(lab.test, None, None, self.seed)
+        lab = self.lab
+        drawn = self.drawn if lab is None or not trains(name) else draw(lab.test, None, None, self.seed)
         return hearing(
             self.subject, drawn, name, options, method=title and self.methods[title], how=self.how,
             batch_size=self.batch_size, seed=self.seed, shelf=self.shelf, lab=lab,
@@ -354,7 +353,7 @@ class Bench:
 
                 try:
                     if name == "adversarial" and ("seeds", None) in trained:
-                        one = calibrated(one, trained["seeds", None])
+                        one = one.calibrated(trained["seeds", None])
                     if not trains(name):
                         findings.append({"method": title, "finding": one.finding(hand).to_dict()})
                     elif (name, title) in trained:

@@ -147,10 +147,8 @@ class Values:
         kind = getattr(head, "kind", None)
         if kind not in ("softmax", "binary", "sigmoid"):
             return self.fallen(output, examples).abs()
-        outputs = (at_least_float(one) for one in (self.trace.output[examples], output))
-        before, after = (head.columns(one, "probability") for one in outputs)
-        apart: Tensor = (before - after).abs()
-        return apart.mean(-1) if kind == "sigmoid" else apart.sum(-1) / 2
+        moved: Tensor = head.apart(*(at_least_float(one) for one in (self.trace.output[examples], output)))
+        return moved
 
 
 def erased(

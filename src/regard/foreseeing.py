@@ -68,12 +68,10 @@ def foresee(bench: Bench) -> Foresight:
                 }
             )
             counter.advance()
-    rows += _trainings(bench)
     for row in rows:
-        if "units" in row:
-            continue
         row["units"] = sum((unit.task, unit.method) == (row["trial"], row["method"]) for unit in bench.units)
         row["examples"] = bench.shown if row["trial"] == EXHIBIT else len(drawn.examples)
+    rows += _trainings(bench)
     steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows}
     jobs = pd.DataFrame(rows)[["trial", "method", "units", "examples", "seconds"]]
     return Foresight(jobs, pd.DataFrame(refused), jobs["seconds"].sum() / bench.workers, peak(), int(disk), steps)

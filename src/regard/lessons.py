@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from regard.aims import Mask, features_of, flagged, moved
 from regard.attention.edits import Sites
 from regard.attention.learning import Watch
+from regard.attention.running import is_subject
 from regard.data import Dataset, Example
 from regard.errors import NotServed, OptionError, TrialFailed, at_least_one
 from regard.fingerprints import of_examples, of_untrained, of_versions
@@ -90,6 +91,11 @@ class Lab:
         workers: how many trainings run at a time.
         threads: of each of them.
         folder: where all is kept.
+        identity: all that a lesson's result depends on, besides the lesson.
+        untrained: a model that has learned nothing: it tells what can be asked.
+        known: what came of lessons, by their ids.
+        plans: only tell which lessons are asked for.
+        least: seconds of a training, below which it is not worth a process of its own.
     """
 
     recipe: Recipe
@@ -99,9 +105,11 @@ class Lab:
     workers: int
     threads: int
     folder: Path
+    identity: dict[str, Any] = field(repr=False)
+    untrained: Any = field(repr=False)
     known: dict[str, Taught] = field(default_factory=dict, repr=False)
-    plans: bool = False  # only tell which lessons are asked for
-    least: float = 0.0  # seconds of a training, below which it is not worth a process of its own
+    plans: bool = False
+    least: float = 0.0
 
     @classmethod
     def of(
@@ -111,7 +119,7 @@ class Lab:
         """Split the data, if they do not come so, and see that labels fit; nothing is trained yet."""
         parts = splits_of(data, seed)
         untrained: Any = recipe.build(Dataset.of(parts["train"]), seed)
-        if not all(hasattr(untrained, name) for name in ("model", "encode", "forward", "head")):
+        if not is_subject(untrained):
             raise OptionError(
                 f"build returned a {type(untrained).__name__}, not a subject. Make one of the model: regard.pooled, "
                 "regard.text, regard.tabular or regard.module."
@@ -126,33 +134,16 @@ class Lab:
                     "untrained": of_untrained(untrained, inputs_of(parts["train"][:PROBED]))}  # fmt: skip
         within = recipe.keep or folder or _while_at_hand(recipe)
         place = Path(within) / f"models-{digest(repr(identity).encode())[:16]}"
-        lab = cls(recipe, parts, data.source, seed, workers, threads, place)
-        vars(lab).update(identity=identity, untrained=untrained)
-        return lab
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """All that a lesson's result depends on, besides the lesson."""
-        raise AssertionError("set by Lab.of")
+        return cls(recipe, parts, data.source, seed, workers, threads, place, identity, untrained)
 
     @property
     def planning(self) -> Lab:
         """The same, but that it trains nothing and only tells what it would."""
-        return self._with(plans=True)
+        return replace(self, plans=True)
 
     def shared(self, workers: int) -> Lab:
         """The same, with so many trainings at a time, if they take long enough."""
-        return self._with(workers=workers, least=WORTH)
-
-    def _with(self, **changes: Any) -> Lab:
-        lab = replace(self, **changes)
-        vars(lab).update(identity=self.identity, untrained=self.untrained)
-        return lab
-
-    @cached_property
-    def untrained(self) -> Any:
-        """A model that has learned nothing: it tells what can be asked."""
-        return self.recipe.build(Dataset.of(self.data["train"]), self.seed)
+        return replace(self, workers=workers, least=WORTH)
 
     @property
     def head(self) -> Any:
@@ -164,7 +155,7 @@ class Lab:
         """What models are judged by."""
         return replace(Dataset.of(self.data["test"]), source=self.source)
 
-    @property
+    @cached_property
     def doubt(self) -> str:
         """Why nothing can be said of these models: the base has learned nothing; "" if it has."""
         (base,) = self.results(self.plain(1), "training the base")

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from regard.errors import TooLarge
 
@@ -47,6 +48,11 @@ def processes(weights: int) -> int:
     if weights < WORTH:
         return 1
     return min(os.cpu_count() or 1, room_for(2 * weights))
+
+
+def weight(model: Any) -> int:
+    """Bytes of a model's parameters."""
+    return sum(one.numel() * one.element_size() for one in model.parameters())
 
 
 def room_for(size: int) -> int:

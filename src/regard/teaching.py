@@ -134,7 +134,7 @@ class Teacher:
         arrays: Arrays = {}
         if lesson.kind in ("plain", "adversary", "deceive"):
             for split in SPLITS if lesson.kind != "deceive" else ("dev", "test"):
-                arrays |= observed(subject, data[split], split, record)
+                arrays |= observed(subject, data[split], split)
         elif hasattr(subject, "fits"):
             arrays["test/fits"] = aim.pupil(subject, data["test"]).fits(data["test"])
         else:
@@ -205,7 +205,7 @@ class Teacher:
 
 
 @torch.no_grad()
-def observed(subject: Any, examples: Sequence[Example], split: str, record: dict[str, Any]) -> Arrays:
+def observed(subject: Any, examples: Sequence[Example], split: str) -> Arrays:
     """What a model says of examples and where it looks: by site the weights of words, of all examples in a row.
 
     For judging also those of each head; where the subject knows what is impermissible, the mass that is on it.
@@ -242,7 +242,6 @@ def observed(subject: Any, examples: Sequence[Example], split: str, record: dict
     if masses:
         arrays[f"{split}/mass"] = torch.stack([masses[place] for place in order]).numpy(force=True)
         arrays[f"{split}/fits"] = np.array([right[place] for place in order])
-    record["sites"] = pupil.watch.names if pupil.watch else []
     return arrays
 
 

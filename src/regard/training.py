@@ -1,4 +1,4 @@
-"""One loop that fits a subject's model to data, and recipes: how a model comes about from a seed."""
+"""One loop that fits a subject's model to data, for whatever aim."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ class Pupil:
         return Step(self.subject, some, places, batch, output, self.watch)
 
     @torch.no_grad()
-    def steps(self, examples: Sequence[Example], size: int = AT_ONCE) -> Iterator[Step]:
+    def steps(self, examples: Sequence[Example]) -> Iterator[Step]:
         """Run all examples, those of like lengths together; the model is in eval mode."""
         self.subject.model.eval()
         order = sorted(range(len(examples)), key=lambda place: length_of(examples[place]))
-        for start in range(0, len(order), size):
-            yield self.step(examples, order[start : start + size])
+        for start in range(0, len(order), AT_ONCE):
+            yield self.step(examples, order[start : start + AT_ONCE])
 
     def fits(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """``(example,)``: how right the model is on each, in their order."""
@@ -250,8 +250,8 @@ def predict(subject: Subject, inputs: Sequence[Any]) -> list[str]:
 
 def _outputs(subject: Subject, inputs: Sequence[Any]) -> Iterator[Tensor]:
     with torch.no_grad():
-        for start in range(0, len(inputs), 64):
-            yield subject.forward(subject.encode(as_inputs(inputs[start : start + 64])))
+        for start in range(0, len(inputs), AT_ONCE):
+            yield subject.forward(subject.encode(as_inputs(inputs[start : start + AT_ONCE])))
 
 
 def inputs_of(examples: Iterable[Example]) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -25,8 +25,8 @@ from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
 from regard.finding import Finding
-from regard.lessons import Lab, Planned
-from regard.memory import room_for
+from regard.lessons import VERY_DIFFERENT, Lab, Planned
+from regard.memory import room_for, weight
 from regard.recipes import FITS, Recipe
 from regard.training import inputs_of
 from regard.types import How, Subject, Targets, one_by_one
@@ -104,18 +104,19 @@ def trial(
     trial_named(name).chosen(options)
     must_count(seed, examples=examples, batch_size=batch_size, workers=workers, threads=threads)
     asked: Any = {"method": method, "sites": sites, "how": how, "batch_size": batch_size, "seed": seed}
-    model: Any = subject
+    lab, model = None, cast("Subject", subject)
     if isinstance(subject, Recipe):
         lab = lab_for(subject, data, seed=seed, workers=workers, threads=threads)
-        if trains(name):  # what is wrong is said before anything is trained
-            with suppress(Planned):
-                whole = draw(lab.test, None, None, seed)
-                hearing(lab.untrained, whole, name, options, **asked, lab=lab.planning).finding()
-        model, data, asked["lab"] = lab.subject(), lab.test, lab
+        model, data = lab.untrained, lab.test
     must_be_subject(model)
-    must_train(name, model, asked.get("lab"))
+    must_train(name, model, lab)
     drawn = draw(data, None if trains(name) else examples, target, seed)
-    found = hearing(model, drawn, name, options, **asked).finding()
+    if lab is not None:
+        with suppress(Planned):  # what is wrong is said before anything is trained
+            if trains(name):
+                hearing(model, drawn, name, options, **asked, lab=lab.planning).finding()
+        model = lab.subject()
+    found = hearing(model, drawn, name, options, **asked, lab=lab).finding()
     for line in found.warnings:
         log.warning("%s: %s", name, line)
     return found
@@ -184,6 +185,13 @@ class Hearing:
         """The same, but that nothing is trained: it ends when models are asked for."""
         lab = self.case.lab
         return self if lab is None else replace(self, case=replace(self.case, lab=lab.planning))
+
+    def calibrated(self, seeds: Finding) -> Hearing:
+        """`adversarial`, held against what the trial `seeds` found rather than against a stand-in."""
+        if self.options["between_seeds"] is not None:
+            return self
+        level = max(round(seeds.settings["between_seeds"], 3), VERY_DIFFERENT)
+        return replace(self, options={**self.options, "between_seeds": level})
 
     def finding(self, hand: Hand | None = None) -> Finding:
         """Run it; with ``hand``, batches come from elsewhere."""
@@ -257,8 +265,8 @@ def lab_for(
     lab = Lab.of(recipe, dataset_of(data), seed=seed, workers=workers or 1, threads=threads, folder=within)
     if workers is not None:
         return lab
-    held = sum(one.numel() * one.element_size() for one in lab.untrained.model.parameters())
-    return lab.shared(min(os.cpu_count() or 1, room_for(4 * held)))  # weights, gradients, and what Adam keeps
+    room = room_for(4 * weight(lab.untrained.model))  # weights, gradients, and what Adam keeps
+    return lab.shared(min(os.cpu_count() or 1, room))
 
 
 def dataset_of(data: Any) -> Dataset:

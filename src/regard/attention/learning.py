@@ -62,7 +62,6 @@ class Watch:
         rerun = Rerun(subject, subject.encode(inputs))
         self.readings = rerun.readings
         self.sites = [spot.index for spot in rerun.named(sites)]
-        self.names = [rerun.spots[site].name for site in self.sites]
         self.uniform = frozenset(() if uniform is None else (spot.index for spot in rerun.named(uniform)))
         self._tape: _Pass | None = None
 

@@ -27,9 +27,14 @@ _lock = threading.Lock()
 _evaluated: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = WeakKeyDictionary()
 
 
+def is_subject(subject: Any) -> bool:
+    """Whether it has what a subject has."""
+    return all(hasattr(subject, name) for name in ("model", "encode", "forward", "readout"))
+
+
 def must_be_subject(subject: Any) -> None:
     """Refuse models and anything else that is no subject."""
-    if not all(hasattr(subject, name) for name in ("model", "encode", "forward", "readout")):
+    if not is_subject(subject):
         raise SubjectError(
             f"subject={reprlib.repr(subject)} is a {type(subject).__name__}, not a subject. Make one with regard.text, "
             "regard.causal, regard.seq2seq, regard.image, regard.pooled, regard.tabular or regard.module; estimators "

@@ -50,6 +50,11 @@ class Head:
             return output.sigmoid() if of == "probability" else torch.nn.functional.logsigmoid(output)
         raise WrongTarget(f"of={of!r}: a {self.kind} output has no probabilities. Use of='logit'.")
 
+    def apart(self, output: Tensor, other: Tensor) -> Tensor:
+        """``(example,)``: ½ Σ_c |p_c − q_c|, the total variation between two outputs; of several labels the mean."""
+        both = (self.columns(output, "probability") - self.columns(other, "probability")).abs()
+        return both.mean(-1) if self.kind == "sigmoid" else both.sum(-1) / 2
+
 
 def named_head(kind: Literal["softmax", "sigmoid", "binary", "regression"], labels: tuple[str, ...]) -> Head:
     """A head whose columns have names."""
