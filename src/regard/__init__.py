@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard.judging import Verdict as Verdict
     from regard.judging import verdict as verdict
     from regard.methods.token_mixing import identifiability as identifiability
+    from regard.probed import Heads as Heads
+    from regard.probed import load_heads as load_heads
     from regard.ranking import Patterns as Patterns
     from regard.ranking import patterns as patterns
     from regard.recipes import Recipe as Recipe
@@ -47,6 +49,8 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
     from regard.subjects import seq2seq as seq2seq
     from regard.subjects import tabular as tabular
     from regard.subjects import text as text
+    from regard.surveying import heads as heads
+    from regard.surveying import list_probes as list_probes
     from regard.training import fit as fit
     from regard.trying import list_trials as list_trials
     from regard.trying import trial as trial
@@ -56,15 +60,17 @@ if TYPE_CHECKING:  # for those who read without running: the same names as below
 # Where each public name lives. Nothing is imported before it is asked for: torch alone takes seconds.
 HOMES = {
     "Audit": "audited", "Comparison": "comparison", "Explanation": "explanation", "Finding": "finding",
-    "Importance": "importance",
+    "Heads": "probed", "Importance": "importance",
     "Patterns": "ranking", "Recipe": "recipes", "Trace": "attention", "Verdict": "judging", "adopt": "adopting",
     "audit": "auditing",
     "causal": "subjects", "compare": "comparing", "compare_planted": "comparing", "data": "data",
     "diagnose": "diagnosis", "draw": "draw", "edits": "attention", "errors": "errors", "estimators": "estimators",
     "explain": "explaining", "feature_importance": "importance",
-    "fit": "training", "identifiability": "methods.token_mixing", "image": "subjects", "intervene": "attention",
-    "list_methods": "catalog", "list_trials": "trying", "load_audit": "audited", "load_explanation": "explanation",
-    "load_finding": "finding", "measures": "measures", "models": "models", "module": "subjects", "patterns": "ranking",
+    "fit": "training", "heads": "surveying", "identifiability": "methods.token_mixing", "image": "subjects",
+    "intervene": "attention",
+    "list_methods": "catalog", "list_probes": "surveying", "list_trials": "trying", "load_audit": "audited",
+    "load_explanation": "explanation", "load_finding": "finding", "load_heads": "probed",
+    "measures": "measures", "models": "models", "module": "subjects", "patterns": "ranking",
     "pooled": "subjects", "rationales": "rationales", "recipe": "recipes", "recipes": "recipes",
     "references": "references", "seq2seq": "subjects",
     "tabular": "subjects", "text": "subjects", "trace": "attention",

@@ -104,12 +104,7 @@ class Finding:
                 raise OptionError(f"there is nothing to draw: {self.sentence}")
             return draw.intervals([*levels], *ends, title=self.trial, caption=self.claim)
         choose("which", which, (*self.charts, "levels"))
-        chart = dict(self.charts[which])
-        table = self.values if chart.get("table") is None else self.tables[chart["table"]]
-        drawn = getattr(draw, chart.pop("kind"))
-        chart.pop("table", None)
-        picture: draw.Picture = drawn(table, **{"title": which, "caption": "", **chart})
-        return picture
+        return charted(which, self.charts[which], self.tables, self.values)
 
     def of_columns(self) -> Finding:
         """The same, said of a table."""
@@ -139,7 +134,7 @@ class Finding:
         if self.warnings or self.failed:
             troubles = [f"Example {name}: {why}" for name, why in self.failed.items()]
             parts.append(("Before you believe it", [*self.warnings, *troubles]))
-        asked = [{"setting": name, "value": json.dumps(_plain(one))} for name, one in self.settings.items()]
+        asked = [{"setting": name, "value": json.dumps(as_plain(one))} for name, one in self.settings.items()]
         parts.append(("Settings", [pd.DataFrame(asked)] if asked else []))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(draw.page(f"Trial: {self.trial}", self.claim, parts), "utf-8")
@@ -147,7 +142,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what is undefined is null."""
-        plain = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        plain = {one.name: as_plain(getattr(self, one.name)) for one in fields(self)}
         return {"suite": SUITE, "outcome": self.outcome, "needed": self.needed, **plain}
 
     def save(self, path: str | Path) -> Path:
@@ -158,6 +153,16 @@ class Finding:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_dict(), ensure_ascii=False), "utf-8")
         return path
+
+
+def charted(
+    title: str, chart: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], values: pd.DataFrame
+) -> draw.Picture:
+    """What a record says how to draw: the kind of picture, the table that it shows, and which of its columns."""
+    options = {"title": title, "caption": "", **chart}
+    table = options.pop("table", None)
+    picture: draw.Picture = getattr(draw, options.pop("kind"))(values if table is None else tables[table], **options)
+    return picture
 
 
 def load_finding(path: str | Path) -> Finding:
@@ -177,8 +182,8 @@ def finding_from(saved: Mapping[str, Any]) -> Finding:
     for name in ("interval", "margin"):
         given[name] = _interval(given[name])
     given["reference"] = {name: _interval(one) for name, one in given["reference"].items()}
-    given["values"] = _frame(given["values"])
-    given["tables"] = {name: _frame(one) for name, one in given["tables"].items()}
+    given["values"] = as_frame(given["values"])
+    given["tables"] = {name: as_frame(one) for name, one in given["tables"].items()}
     given |= {name: tuple(given[name]) for name in ("shown", "warnings")}
     return Finding(**given)
 
@@ -227,19 +232,19 @@ def holds(margin: Interval) -> bool | None:
     return True if margin.low > 0 else False if margin.high < 0 else None
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """Tables as columns and rows, intervals and numpy values as plain ones, NaN as null."""
     if isinstance(value, pd.DataFrame):
         rows = value.to_numpy(dtype=object).tolist()
-        return {"columns": [*value.columns], "rows": _plain(rows)}
+        return {"columns": [*value.columns], "rows": as_plain(rows)}
     if isinstance(value, Interval):
-        return _plain(asdict(value))
+        return as_plain(asdict(value))
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): as_plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(one) for one in value]
+        return [as_plain(one) for one in value]
     if isinstance(value, np.generic):
-        return _plain(value.item())
+        return as_plain(value.item())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -248,5 +253,6 @@ def _interval(saved: Mapping[str, Any]) -> Interval:
     return Interval(value, low, high, saved["n"], saved["undefined"])
 
 
-def _frame(saved: Mapping[str, Any]) -> pd.DataFrame:
+def as_frame(saved: Mapping[str, Any]) -> pd.DataFrame:
+    """The table that `as_plain` made columns and rows of."""
     return pd.DataFrame(saved["rows"], columns=saved["columns"])

@@ -34,6 +34,7 @@ class Features:
         word: for each token the index of its word; ``None`` for special tokens.
         grid: rows × columns, where the words are the patches of a picture, row by row.
         reason: why some words have no row, as the columns of a table that the model does not attend to.
+        spans: for each token which letters of the text it stands for, ``(start, end)``; () where that is not known.
     """
 
     tokens: tuple[str, ...]
@@ -42,6 +43,7 @@ class Features:
     word: tuple[int | None, ...]
     grid: tuple[int, int] | None = None
     reason: str = ""
+    spans: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def named(cls, names: Sequence[str], rows: Sequence[int], special: Collection[str]) -> Features:

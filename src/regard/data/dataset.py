@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ class Example:
         rationale: whether people named it as a reason, for each of `words`.
         split: "train", "test" or whatever the source calls it.
         id: its name in the source; where the source has none, `read` gives the number of the row.
+        marks: what else people have marked, by name: "words" with their syntax, "mentions", "facts"; see
+            `regard.data.marked`.
     """
 
     input: str | tuple[str, str] | Mapping[str, Any]
@@ -35,6 +37,7 @@ class Example:
     rationale: tuple[bool, ...] | None = None
     split: str | None = None
     id: str = ""
+    marks: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:

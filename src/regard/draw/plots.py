@@ -216,7 +216,9 @@ def densities(data: pd.DataFrame, *, x: Mapping[str, str], by: str, title: str, 
     return replace(picture, chart=picture.chart.properties(height=80 * len(classes)))
 
 
-def heads(data: pd.DataFrame, *, layer: str, head: str, value: str, title: str, caption: str) -> Picture:
+def heads(
+    data: pd.DataFrame, *, layer: str, head: str, value: str, title: str, caption: str, label: str | None = None
+) -> Picture:
     """A grid of layers × heads; what is not there is 0, and marked.
 
     Args:
@@ -226,10 +228,13 @@ def heads(data: pd.DataFrame, *, layer: str, head: str, value: str, title: str, 
         value: the column that is the shade.
         title: what is shown.
         caption: how to read it.
+        label: the column with a word for each head.
     """
-    grid = data.pivot(index=layer, columns=head, values=value)
-    grid = grid.reindex(index=range(int(grid.index.max()) + 1), columns=range(int(grid.columns.max()) + 1))
-    marks = grid.isna().replace({True: "–", False: ""}).to_numpy().tolist() if grid.isna().any(axis=None) else None
+    grid, words = (data.pivot(index=layer, columns=head, values=one) for one in (value, label or value))
+    layers, places = range(int(grid.index.max()) + 1), range(int(grid.columns.max()) + 1)
+    grid, words = (one.reindex(index=layers, columns=places) for one in (grid, words))
+    written = words.fillna("") if label else words.map(lambda _: "")
+    marks = written.mask(grid.isna(), "–").to_numpy().tolist() if label or grid.isna().any(axis=None) else None
     return heads_grid(grid.fillna(0.0).to_numpy(), marks, title=title, legend=_said(value), caption=caption)
 
 

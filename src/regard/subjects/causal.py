@@ -59,6 +59,10 @@ class CausalSubject:
         """The same subject, which explains what comes after another row than the last."""
         return replace(self, row=row)
 
+    def whole(self) -> WholeText:
+        """The same model, asked about each token of a text instead of the next one."""
+        return WholeText(self.model, self.reader, None, self.special)
+
     def produce(
         self, prompt: Any, generate: int | None, continuation: str | None
     ) -> tuple[Batch, list[int], list[int]]:
@@ -182,6 +186,38 @@ class CausalSubject:
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         advice = f"Most words are one token with the space before them: try {' ' + token.strip()!r}."
         return single_token(self.tokenizer, token, ids, advice)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WholeText(CausalSubject):
+    """A decoder that is asked how probable each token of its text is. Made by `CausalSubject.whole`."""
+
+    @property
+    def predicts(self) -> bool:
+        """It judges a text, and predicts nothing."""
+        return False
+
+    def forward(self, batch: Batch) -> Tensor:
+        """``(example, row)``: log p of the token after each row; 0 at padding and where none comes after."""
+        logits: Tensor = self.model(**batch.inputs, **self._uncached).logits[:, :-1]
+        said = logits.log_softmax(-1).gather(-1, batch.inputs["input_ids"][:, 1:, None].to(logits.device))[..., 0]
+        real = batch.real.to(said.device)
+        return torch.nn.functional.pad(said * (real[:, 1:] & real[:, :-1]), (0, 1))
+
+    @staticmethod
+    def mean(output: Tensor) -> Tensor:
+        """A target: the mean log p of the tokens of each text."""
+        return output.sum(-1) / (output != 0).sum(-1).clamp_min(1)
+
+    def readout(self, batch: Batch, score: Score | None) -> Tensor:
+        """``(example, row)``: all rows but the last, alike."""
+        others = batch.real & ~spread("last", batch.real).bool()
+        return spread("mean", others.where(others.any(-1, keepdim=True), batch.real))
+
+    @cached_property
+    def head(self) -> targets.Head:
+        """No classes: targets are functions of the output."""
+        return targets.Head("embedding", targets.no_place, str)
 
 
 def causal(

@@ -181,7 +181,8 @@ def features_of(tokenizer: Any, encoding: Any, texts: list[Text]) -> tuple[Featu
             last = (part, word_ids[row], max(end, last[2]) if last is not None and last[0] == part else end)
         names |= {ids[row]: tokenizer.decode([ids[row]]) for row in rows if ids[row] not in names}
         tokens = tuple(names[ids[row]] for row in rows)
-        found.append(Features(tokens, tuple(rows), tuple(words), tuple(word)))
+        spans = tuple(tuple(offsets[number][row]) for row in rows) if isinstance(text, str) else ()
+        found.append(Features(tokens, tuple(rows), tuple(words), tuple(word), spans=spans))
     for text, features in zip(texts, found, strict=True):
         if not features.words:
             raise EmptyInput(f"inputs[{texts.index(text)}]={text!r} has no tokens but special ones.")
