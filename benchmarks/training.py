@@ -214,7 +214,8 @@ def run_improved(asked: Any) -> None:
         cards, by = found.verdict(), {one.trial: one for _, one in found.findings}
         models = by["uniform_trained"].tables["models"]
         rows.append({
-            "": name, "accuracy": models.loc[models["model"] == "base", "score"].mean(), "conicity": float(np.concatenate(means).mean()),
+            "": name, "accuracy": models.loc[models["model"] == "base", "score"].mean(),
+            "conicity": float(np.concatenate(means).mean()),
             "τ": by["agreement"].statistic, "ε-max JSD": by["adversarial"].statistic,
             "erasure": by["erasure"].statistic, "comprehensiveness": by["comprehensiveness"].statistic,
             "− uniform": by["uniform_trained"].margin.value,

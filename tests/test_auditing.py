@@ -7,6 +7,7 @@ import random
 import signal
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -243,17 +244,49 @@ def test_foresight_names_every_job(subject):
     seen = foresee(bench)
     assert set(zip(seen.jobs["trial"], seen.jobs["method"].fillna(""), strict=True)) == {
         ("comprehensiveness", "raw"), ("comprehensiveness", "random"), ("permutation", ""), ("exhibit", ""),
+        ("heads", ""),
     }  # fmt: skip
-    assert seen.jobs["units"].sum() == len(bench.units) == 3 * 4 + 2
+    assert seen.jobs["units"].sum() == len(bench.units) == 3 * 4 + 2 + 1
     assert seen.seconds > 0
     assert seen.memory > 1e8
     assert 1e3 < seen.disk < 1e7
 
 
+def test_what_heads_do_is_part_of_an_audit(subject, tmp_path):
+    asked = {"methods": ["raw"], "trials": ["permutation"], "shown": 1}
+    audit = regard.audit(subject, TEXTS, out=tmp_path / "run", probes=["entropy", "confidence", "importance"], **asked)
+    alone = regard.heads(subject, TEXTS, probes=["entropy", "confidence", "importance"], examples=None)
+    assert audit.heads is not None
+    pd.testing.assert_frame_equal(audit.heads.frame(), alone.frame())
+    again = load_audit(tmp_path / "run")
+    pd.testing.assert_frame_equal(again.heads.frame(), alone.frame())
+    page = again.to_html(tmp_path / "page.html").read_text()
+    assert "Heads and layers" in page
+    assert "layer 0, head 0: importance 1.00" in page
+    none = regard.audit(subject, TEXTS, probes=(), **asked)
+    assert none.heads is None
+    assert "Heads and layers" not in none.to_html(tmp_path / "none.html").read_text()
+
+
+def test_probes_of_an_audit_are_checked_first(subject):
+    with pytest.raises(OptionError, match="Did you mean 'entropy'"):
+        regard.audit(subject, TEXTS, probes=["entropi"])
+    with pytest.raises(OptionError, match="has no such option"):
+        regard.audit(subject, TEXTS, probes=[("entropy", {"base": 2})])
+
+
+def test_probes_that_cannot_be_served_do_not_stop_the_trials(subject):
+    audit = regard.audit(subject, TEXTS, methods=["raw"], trials=["permutation"], probes=["syntax"], shown=0)
+    assert [one.trial for _, one in audit.findings] == ["permutation"]
+    (refused,) = audit.refused
+    assert refused["trial"] == "heads"
+    assert "CoNLL-U" in refused["why"]
+
+
 def test_units_are_plain_data(subject):
     units = prepared(subject, TEXTS, **ASKED).units
     assert len({unit.id for unit in units}) == len(units)
-    unit = units[0]
+    unit = units[1]
     plain = json.loads(json.dumps([unit.task, unit.method, unit.places, unit.given]))
     same = Unit(plain[0], plain[1], tuple(plain[2]), plain[3])
     assert (same.id, same.seed) == (unit.id, unit.seed)

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import OptionError
+from regard.audited import title_of
+from regard.catalog import method_named
+from regard.errors import OptionError, StoreError
+from regard.surveying import probe_named
 from regard.trying import found, trial_named
 
 # A quick look: no profile head by head, and less of what is drawn by lot: 25 shuffles instead of 100, two random
@@ -17,6 +20,7 @@ QUICK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("comprehensiveness", {"repeats": 2}),
 )  # fmt: skip
 METHODS = ("raw", "rollout", "grad_rollout")
+PROBES: tuple[str | tuple[str, dict[str, Any]], ...] = ("entropy", "distance", "special", "positional", "importance")
 EXAMPLES = {"quick": 200, "other": 500}
 Asked = str | tuple[str, Mapping[str, Any]]
 
@@ -60,3 +64,23 @@ def trials_of(asked: str | Sequence[Asked]) -> dict[str, Mapping[str, Any]]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise OptionError(f"trials={names!r}: {', '.join(sorted(twice))} is there twice. Judge each trial once.")
     return dict(pairs)
+
+
+def probes_of(probes: Sequence[Asked]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What is asked of heads; unknown names and options are refused."""
+    wanted = [pair(one) for one in listed("probes", probes)] if probes else []
+    for name, options in wanted:
+        probe_named(name).chosen(options)
+    return wanted
+
+
+def checked(
+    methods: Sequence[Asked], trials: str | Sequence[Asked], out: str | Path | None = None, resume: bool = True
+) -> tuple[dict[str, tuple[str, Mapping[str, Any]]], dict[str, Mapping[str, Any]]]:
+    """The explanations and trials that are asked for, and whether there is room for their run."""
+    explained = {title_of(*one): one for one in map(pair, listed("methods", methods))}
+    for name, options in explained.values():
+        method_named(name).chosen(options)
+    if out is not None and not resume and (Path(out) / "manifest.json").exists():
+        raise StoreError(f"out={str(out)!r} holds a run. Go on with it by resume=True, or choose another.")
+    return explained, trials_of(trials)

@@ -19,6 +19,7 @@ from regard.finding import Finding, finding_from
 from regard.jobs.store import read_run
 from regard.judging import UNTESTED, Verdict
 from regard.measures import Interval
+from regard.probed import Heads, heads_from
 
 SUITE = "regard.audit/1"
 NOWHERE = Interval(math.nan, math.nan, math.nan, 0, 0)
@@ -37,6 +38,7 @@ class Audit:
         exhibits: examples to look at; see docs/architecture.md.
         maps: packed attention of the exhibits.
         times: when it began, how long it took, and the command; not part of what is compared between runs.
+        heads: what its heads and layers do; None: that was not asked, or could not be told.
     """
 
     about: Mapping[str, Any]
@@ -46,6 +48,7 @@ class Audit:
     exhibits: tuple[Mapping[str, Any], ...] = ()
     maps: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     times: Mapping[str, Any] = field(default_factory=dict)
+    heads: Heads | None = None
 
     def __repr__(self) -> str:
         return f"Audit({self.about['model']['name']}: {len(self.findings)} findings; {self.verdict()!r})"
@@ -88,6 +91,7 @@ class Audit:
             "verdicts": {title: self.verdict(title).to_dict() for title in self.methods},
             "findings": [{"method": title, "finding": one.to_dict()} for title, one in self.findings],
             "refused": [*self.refused], "exhibits": [*self.exhibits],
+            "heads": None if self.heads is None else self.heads.to_dict(),
         }  # fmt: skip
 
     @classmethod
@@ -97,9 +101,11 @@ class Audit:
         """The audit whose `to_dict` this is."""
         methods = {title: (name, options) for title, (name, options) in saved["methods"].items()}
         findings = tuple((one["method"], finding_from(one["finding"])) for one in saved["findings"])
+        heads = None if saved.get("heads") is None else heads_from(saved["heads"])
         return cls(
-            saved["about"], methods, findings, tuple(saved["refused"]), tuple(saved["exhibits"]), dict(maps), times
-        )
+            saved["about"], methods, findings, tuple(saved["refused"]), tuple(saved["exhibits"]), dict(maps), times,
+            heads,
+        )  # fmt: skip
 
 
 def load_audit(folder: str | Path) -> Audit:

@@ -17,24 +17,25 @@ from typing import Any, cast
 
 import torch
 
-from regard.asked import EXAMPLES, METHODS, Asked, listed, pair, threads_of, trials_of
+from regard.asked import EXAMPLES, METHODS, PROBES, Asked, checked, probes_of, threads_of
 from regard.attention.running import must_be_subject
-from regard.audited import SUITE, Audit, cited, title_of
+from regard.audited import SUITE, Audit, cited
 from regard.cases import Case, Part, Result
-from regard.catalog import method_named
+from regard.data import Dataset
 from regard.data.planted import Planted
-from regard.errors import InputError, OptionError, RegardError, StoreError, at_least_one, true_or_false
+from regard.errors import InputError, OptionError, RegardError, at_least_one, true_or_false
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
 from regard.finding import Finding
 from regard.fingerprints import of_examples, of_subject, of_versions
-from regard.jobs.plan import EXHIBIT, Unit
+from regard.jobs.plan import EXHIBIT, HEADS, Unit
 from regard.jobs.running import run
 from regard.jobs.store import Store
 from regard.lessons import Lab, Planned
 from regard.memory import processes, weight
 from regard.progress import Board, Counter
 from regard.recipes import Recipe, described
+from regard.surveying import probed as ask_heads
 from regard.trying import (
     Drawn,
     Hearing,
@@ -58,6 +59,7 @@ def audit(
     *,
     methods: Sequence[Asked] = METHODS,
     trials: str | Sequence[Asked] = "quick",
+    probes: Sequence[Asked] = PROBES,
     target: Targets = None,
     how: How | None = None,
     limit: int | None = None,
@@ -80,6 +82,7 @@ def audit(
             "test" are used, or drawn.
         methods: the explanations on trial: names from `regard.list_methods`, or ``(name, options)``.
         trials: "quick", "all", or names from `regard.list_trials`, each with options if need be: ``(name, options)``.
+        probes: what is asked of heads and layers: names from `regard.list_probes`; (): nothing.
         target: what is explained; None: what is predicted.
         how: how words are removed, as in `leave_one_out`.
         limit: how many examples are drawn by lot; None: 200 for "quick", otherwise 500.
@@ -106,11 +109,11 @@ def audit(
         threads = threads_of(out)
     lab, model = None, cast("Subject", subject)
     if isinstance(subject, Recipe):
-        _checked(methods, trials, out, resume)  # before anything is trained
+        checked(methods, trials, out, resume)  # before anything is trained
         lab = lab_for(subject, data, seed=seed, workers=workers, folder=out)
         model, data = lab.subject(), lab.test
     bench = prepared(
-        model, data, lab=lab, methods=methods, trials=trials, target=target, how=how, limit=limit,
+        model, data, lab=lab, methods=methods, trials=trials, probes=probes, target=target, how=how, limit=limit,
         batch_size=batch_size, seed=seed, shown=shown, redact=redact, workers=workers, threads=threads, command=command,
     )  # fmt: skip
     if out is None:
@@ -126,6 +129,7 @@ def prepared(
     lab: Lab | None = None,
     methods: Sequence[Asked] = METHODS,
     trials: str | Sequence[Asked] = "quick",
+    probes: Sequence[Asked] = PROBES,
     target: Targets = None,
     how: How | None = None,
     limit: int | None = None,
@@ -139,7 +143,7 @@ def prepared(
 ) -> Bench:
     """Check everything that `audit` is asked, and read the data; nothing has run yet."""
     must_be_subject(subject)
-    explained, tried = _checked(methods, trials)
+    explained, tried = checked(methods, trials)
     must_count(seed, limit=limit, batch_size=batch_size, workers=workers, threads=threads)
     if shown:
         at_least_one("shown", shown)
@@ -149,21 +153,9 @@ def prepared(
         workers = processes(weight(subject.model))
     cores = torch.get_num_threads()
     return Bench(
-        subject, draw(data, examples, target, seed), explained, tried, how, batch_size, seed, min(shown, examples),
-        redact, workers, threads or max(1, cores // workers), command, lab,
+        subject, draw(data, examples, target, seed), explained, tried, probes_of(probes), how,
+        batch_size, seed, min(shown, examples), redact, workers, threads or max(1, cores // workers), command, lab,
     )  # fmt: skip
-
-
-def _checked(
-    methods: Sequence[Asked], trials: str | Sequence[Asked], out: str | Path | None = None, resume: bool = True
-) -> tuple[dict[str, tuple[str, Mapping[str, Any]]], dict[str, Mapping[str, Any]]]:
-    """The explanations and trials that are asked for, and whether there is room for their run."""
-    explained = {title_of(*one): one for one in map(pair, listed("methods", methods))}
-    for name, options in explained.values():
-        method_named(name).chosen(options)
-    if out is not None and not resume and (Path(out) / "manifest.json").exists():
-        raise StoreError(f"out={str(out)!r} holds a run. Go on with it by resume=True, or choose another.")
-    return explained, trials_of(trials)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +166,7 @@ class Bench:
     drawn: Drawn
     methods: Mapping[str, tuple[str, Mapping[str, Any]]]
     trials: Mapping[str, Mapping[str, Any]]
+    probes: Sequence[tuple[str, Mapping[str, Any]]]
     how: How | None
     batch_size: int
     seed: int
@@ -223,6 +216,7 @@ class Bench:
         asked = {
             "methods": {title: [name, dict(options)] for title, (name, options) in self.methods.items()},
             "trials": {name: dict(options) for name, options in self.trials.items()},
+            "probes": [[name, dict(options)] for name, options in self.probes],
             "target": named_target(self.drawn.target),
             "how": self.how, "examples": len(self.drawn.examples), "batch_size": self.batch_size, "seed": self.seed,
             "shown": self.shown, "redact": self.redact, "threads": self.threads,
@@ -238,17 +232,19 @@ class Bench:
 
     @cached_property
     def units(self) -> list[Unit]:
-        """Everything that is to run: all batches of all trials, then the examples that are shown."""
+        """Everything that is to run: what heads do, all batches of all trials, then the examples that are shown."""
         batches = [tuple(part.places) for part in self._case.parts()]
         cut = [key for key in self.called[0] if not trains(key[0])]
         tried = [self._unit(name, title, places) for name, title in cut for places in batches]
-        return [*tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
+        first = [self._unit(HEADS, None, ())] if self.probes else []
+        return [*first, *tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
 
     def _unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
         asked, explained = self.identity["options"], self.identity["options"]["methods"]
         given = {name: self.identity[name] for name in ("model", "data", "versions")}
         given |= {name: asked[name] for name in ("target", "how", "seed", "redact", "threads")}
-        given |= {"options": asked["trials"].get(task), "method": explained.get(title, explained)}
+        options = asked["probes"] if task == HEADS else asked["trials"].get(task)
+        given |= {"options": options, "method": explained.get(title, explained)}
         return Unit(task, title, places, given)
 
     @cached_property
@@ -268,11 +264,12 @@ class Bench:
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(unit.seed)
-                if unit.task == EXHIBIT:
-                    jobs = {
-                        title: job_for(self.subject, name, options, self.seed)
-                        for title, (name, options) in self.methods.items()
-                    }
+                if unit.task == HEADS:
+                    data, options = Dataset.of(self.drawn.examples), (self.batch_size, self.seed)
+                    record = ask_heads(self.subject, data, self.probes, self._case.target, *options)
+                elif unit.task == EXHIBIT:
+                    asked = self.methods.items()
+                    jobs = {title: job_for(self.subject, *one, self.seed) for title, one in asked}
                     record, arrays = exhibit(self._case, jobs, unit.places[0])
                 else:
                     record = self._tried(unit)
@@ -362,11 +359,15 @@ class Bench:
                     refused.append({"trial": name, "method": title, "why": str(problem)})
                 counter.advance()
         exhibits = [store.record(unit.id)["found"] for unit in self.units if unit.task == EXHIBIT]
-        papers = cited({one["finding"]["cite"] for one in findings})
+        probed = [store.record(unit.id)["found"] for unit in self.units if unit.task == HEADS]
+        refused += [{"trial": HEADS, "method": None, **one} for one in probed if "why" in one]
+        heads = next((one for one in probed if "probed" in one), None)
+        asked = heads["probed"] if heads else {}
+        papers = cited({one["finding"]["cite"] for one in findings} | {one["cite"] for one in asked.values()})
         about = {**self.identity, "references": papers, "kind": self.drawn.kind}
         methods = self.identity["options"]["methods"]
         kept = {"suite": SUITE, "about": about, "methods": methods, "findings": findings, "refused": refused,
-                "exhibits": exhibits}  # fmt: skip
+                "exhibits": exhibits, "heads": heads}  # fmt: skip
         return kept if not self.redact else {**kept, "findings": redacted(findings, table=self.drawn.kind == "table")}
 
     def _trained(self, refused: list[dict[str, Any]]) -> dict[tuple[str, str | None], Finding]:

@@ -19,6 +19,8 @@ from regard.attention.running import batch_of, undisturbed
 from regard.attention.sources import Given
 from regard.catalog import found as found_methods
 from regard.errors import RegardError
+from regard.surveying import OF_DATA, unserved
+from regard.surveying import found as found_probes
 from regard.types import Batch, Subject
 
 VARIANTS = 10
@@ -57,6 +59,8 @@ class Diagnosis:
         ignored: what looked like attention and was not taken for it, with reasons.
         abilities: what can be asked of it, and what each costs.
         methods: a row for each attention method: whether it can be served, what it costs, or why it cannot.
+        probes: a row for each probe of heads and layers: whether the model can serve it, what it needs of the data, or
+            why it cannot.
         advice: what to change, or to keep in mind.
     """
 
@@ -69,6 +73,7 @@ class Diagnosis:
     ignored: tuple[Ignored, ...]
     abilities: tuple[Ability, ...]
     methods: pd.DataFrame
+    probes: pd.DataFrame
     advice: tuple[str, ...]
 
     @property
@@ -89,6 +94,7 @@ class Diagnosis:
             "ignored": [asdict(entry) for entry in self.ignored],
             "abilities": [asdict(ability) for ability in self.abilities],
             "methods": self.methods.to_dict(orient="records"),
+            "probes": self.probes.to_dict(orient="records"),
         }
 
 
@@ -129,6 +135,7 @@ def diagnose(subject: Subject, inputs: Any) -> Diagnosis:
         ignored=found.ignored if found else (),
         abilities=tuple(clock.abilities),
         methods=_methods(subject, batch, clock.abilities),
+        probes=_probes(subject, batch, clock.abilities),
         advice=tuple(_advice(subject, found, clock.abilities)),
     )
 
@@ -151,6 +158,19 @@ def _methods(subject: Subject, batch: Batch, abilities: list[Ability]) -> pd.Dat
             missing = [need for need in ("weights", *one.needs) if need in failed]
             why = f"needs {missing[0]}" if missing or traced is None else one.cannot(traced)
             rows.append({"name": one.name, "works": why is None, "passes": one.passes, "why": why or ""})
+    return pd.DataFrame(rows)
+
+
+def _probes(subject: Subject, batch: Batch, abilities: list[Ability]) -> pd.DataFrame:
+    """Which probes the model can serve; what they need of the data is said, and not asked."""
+    failed = {"reruns" if ability.name == "edits" else ability.name for ability in abilities if not ability.works}
+    traced = None if "weights" in failed else trace(subject, batch, onward=True)
+    rows = []
+    for one in found_probes().values():
+        missing = [need for need in ("weights", *one.needs) if need in failed]
+        why = f"needs {missing[0]}" if missing or traced is None else unserved(one, subject, traced)
+        data = ", ".join(need for need in one.needs if need in OF_DATA)
+        rows.append({"name": one.name, "works": why is None, "data": data, "why": why or ""})
     return pd.DataFrame(rows)
 
 

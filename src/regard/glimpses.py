@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -16,16 +16,19 @@ from torch import Tensor
 
 from regard.attention import Site, Trace
 from regard.attention.running import ROWS_KEPT, batch_of
+from regard.attention.sites import Part
+from regard.attention.sources import Fused
 from regard.attention.tracing import special_keys
 from regard.cases import Case
 from regard.data import Example
 from regard.errors import InputError, NotServed
 from regard.progress import Counter
 from regard.training import class_of, inputs_of, length_of
-from regard.types import Batch, Of, Source, Targets
+from regard.types import Batch, Features, Of, Source, Targets
 
 Array = NDArray[np.float64]
 LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
+PIECE = "\ufffd"  # what a token that is a part of a letter is decoded to
 ROWS = 128  # of one site at a time; what probes make of them fits into the cache
 
 
@@ -38,12 +41,19 @@ class Keys:
         special: True at special tokens.
         punctuation: True at tokens without a letter or digit.
         part: which of two texts a token belongs to; 0 where there is one.
+        features: what a person sees of the keys of each example; () where they are no rows of the input.
     """
 
     real: Tensor
     special: Tensor
     punctuation: Tensor
     part: Tensor
+    features: tuple[Features, ...] = ()
+
+    @property
+    def first(self) -> Tensor:
+        """True at the first that is no padding."""
+        return self.real & (self.real.cumsum(-1) == 1)
 
     @classmethod
     def of(cls, batch: Batch, site: Site) -> Keys:
@@ -58,10 +68,11 @@ class Keys:
         for place, one in enumerate(sequence.features):
             odd = [
                 row for row, token, word in zip(one.rows, one.tokens, one.word, strict=True)
-                if word is not None and not any(map(str.isalnum, token))
+                if word is not None and not any(letter.isalnum() or letter == PIECE for letter in token)
             ]  # fmt: skip
             signs[place, odd] = True
-        return cls(site.real_keys, special, signs, _parts(batch, sequence, key).to(nothing.device))
+        parts = _parts(batch, sequence, key).to(nothing.device)
+        return cls(site.real_keys, special, signs, parts, sequence.features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +101,27 @@ class Glimpse:
         keys = torch.arange(self.weights.shape[-1], device=self.rows.device)
         return keys - self.rows[:, None]
 
+    @cached_property
+    def visible(self) -> Tensor:
+        """``(example, row, key)``: the keys that some head may look at."""
+        source = self.site.source
+        alike = isinstance(source, Fused) and (source.mask is None or source.mask.shape[1] == 1)  # one mask for all
+        part = Part(slice(None), slice(0, 1 if alike else self.site.heads), self.rows)
+        return self.site.allowed(part, self.weights.shape[-1]).any(1) & self.keys.real[:, None]
+
     def on(self, keys: Tensor) -> Tensor:
-        """``(example, head, row)``: the weight that lies on some keys, ``(example, key)``."""
+        """``(example, head, row)``: the weight on some keys, ``(example, key)``; NaN: nothing is known of the keys."""
+        if not self.keys.features:
+            return self.undefined
         return torch.einsum("ehrk,ek->ehr", self.weights, keys.to(self.weights.dtype))
 
-    def at(self, *offsets: int) -> Tensor:
-        """``(example, head, row)``: the weight on the keys that are so far behind the query; NaN: one is not there."""
+    def at(self, offset: int) -> Tensor:
+        """``(example, head, row)``: the weight on the key that is so far behind the query; NaN: it is not there."""
         if self.offset is None:
             return self.undefined
-        there = torch.stack([(self.offset == one) for one in offsets]).any(0)  # row key
-        found = torch.einsum("ehrk,rk->ehr", self.weights, there.to(self.weights.dtype))
-        exists = (there & self.keys.real[:, None]).sum(-1) == len(offsets)  # example row
+        keys, last = self.rows + offset, self.weights.shape[-1] - 1
+        found = self.weights[:, :, torch.arange(len(keys), device=keys.device), keys.clamp(0, last)]
+        exists = self.keys.real[:, keys.clamp(0, last)] & (keys >= 0) & (keys <= last)  # example row
         return found.where(exists[:, None], torch.nan)
 
     @property
@@ -109,11 +130,40 @@ class Glimpse:
         return torch.full_like(self.weights[..., 0], torch.nan)
 
 
+Look = Callable[[Glimpse], Tensor]  # to (example, head, row), or (example, head, row, part)
+
+
 def glimpses(trace: Trace, site: Site) -> Iterator[Glimpse]:
     """All rows of a site that are real in some example, a block at a time."""
     keys = Keys.of(trace.batch, site)
     for rows in site.real.any(0).nonzero().squeeze(-1).split(ROWS):
         yield Glimpse(site.weights(rows=rows), rows, keys, trace, site)
+
+
+def row_means(trace: Trace, site: Site, asked: Mapping[str, tuple[Look, int]]) -> dict[str, Tensor]:
+    """Means over the real rows of a site of what is asked, each with its number of parts: ``(example, part, head)``.
+
+    NaN is left out. Attention between examples has no rows, and defines nothing.
+    """
+    size = len(trace.batch)
+    if site.kind == "samples":
+        return {name: torch.full((size, parts, site.heads), torch.nan) for name, (_, parts) in asked.items()}
+    totals = {name: torch.zeros(size, parts, site.heads, dtype=torch.float64) for name, (_, parts) in asked.items()}
+    counts = {name: torch.zeros_like(one) for name, one in totals.items()}
+    for glimpse in glimpses(trace, site) if asked else ():
+        real = site.real[:, None, glimpse.rows, None]
+        for name, (look, _) in asked.items():
+            values = look(glimpse)
+            values = values if values.dim() == 4 else values[..., None]  # example head row part
+            there = real & values.isfinite()
+            totals[name] += values.where(there, 0.0).double().sum(2).mT.cpu()
+            counts[name] += there.sum(2).mT.cpu()
+    return {name: totals[name] / counts[name] for name in totals}  # 0 / 0: not defined
+
+
+def unordered(subject: Any, trace: Trace) -> str | None:
+    """Why distances mean nothing: for ``cannot`` of probes that are about them."""
+    return "the columns of a table have no order." if hasattr(subject, "schema") else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,9 +261,9 @@ def _parts(batch: Batch, sequence: Batch | Source, keys: int) -> Tensor:
     found = torch.zeros(len(batch), keys, dtype=torch.long)
     for place, one in enumerate(sequence.features):
         words = [place for place, odd in enumerate(one.special) if not odd]
-        breaks = [before for before, after in pairwise(words) if after > before + 1]
-        if breaks:  # special tokens between words: the second text begins after them
-            found[place, [row for at, row in enumerate(one.rows) if at > breaks[0]]] = 1
+        starts = [after for before, after in pairwise(words) if after > before + 1]
+        if starts:  # special tokens between words: the second text begins after them
+            found[place, [row for at, row in enumerate(one.rows) if at >= starts[0]]] = 1
     return found
 
 
@@ -265,5 +315,5 @@ def loss_of(subject: Any, examples: Sequence[Example], target: Targets = None) -
 
 
 def _minus_error(examples: Sequence[Example]) -> Targets:
-    truth = torch.tensor([float(one.label or 0) for one in examples])
+    truth = torch.tensor([float(one.label or 0) for one in examples], dtype=torch.float64)
     return lambda output: -((output[:, 0] - truth.to(output)) ** 2)

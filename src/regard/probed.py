@@ -57,14 +57,16 @@ class Probed:
 
     def plot(self, which: str | None = None) -> draw.Picture:
         """A grid of layers × heads, or one of `charts` by name; without a name the grid, or else the first chart."""
-        if which is None and not self.values.empty:
+        if which is None and not self.values.empty and self.values["value"].notna().any():
             word = {"label": "label"} if "label" in self.values else {}
             return draw.heads(
                 self.values.rename(columns={"value": self.about}), layer="layer", head="head", value=self.about,
                 title=self.probe, caption=self.sentence, **word,
             )  # fmt: skip
         if which is None and not self.charts:
-            raise OptionError(f"{self.probe} has nothing to draw: {self.sentence}")
+            raise OptionError(
+                f"{self.probe} has nothing to draw: {self.sentence or 'it is defined for no head of this model.'}"
+            )
         which = which or next(iter(self.charts))
         choose("which", which, tuple(self.charts))
         return charted(which, self.charts[which], self.tables, self.values)
@@ -216,7 +218,8 @@ def tabled(index: pd.DataFrame, drawn: Array, labels: list[str] | None = None) -
     """`Probed.values` of numbers ``(1 + draw, head)``; without draws they have no interval."""
     values = index.assign(value=drawn[0])
     if len(drawn) > 1:
-        with np.errstate(all="ignore"):
-            low, high = np.nanquantile(drawn[1:], [0.025, 0.975], axis=0)
-        values = values.assign(low=low, high=high)
+        ends = np.full((2, drawn.shape[1]), np.nan)
+        there = np.isfinite(drawn).all(0)
+        ends[:, there] = np.quantile(drawn[1:, there], [0.025, 0.975], axis=0)
+        values = values.assign(low=ends[0], high=ends[1])
     return values if labels is None else values.assign(label=labels)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import reprlib
+from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -21,7 +23,7 @@ from regard.catalog import Entry, modules, named
 from regard.data import Dataset, Example
 from regard.errors import EmptyInput, NotServed, OptionError, RegardError
 from regard.explaining import job_for, model_of
-from regard.glimpses import Loss, Sums, Survey, batches, copies, glimpses, loss_of
+from regard.glimpses import Loss, Sums, Survey, batches, copies, loss_of, row_means
 from regard.probed import HEAD, Array, Heads, Probed, tabled
 from regard.progress import Counter
 from regard.training import inputs_of
@@ -111,7 +113,7 @@ def heads(
     """
     must_be_subject(subject)
     must_count(seed, examples=examples, batch_size=batch_size, draws=draws)
-    asked = _asked(probes)
+    asked = asked_of(probes)
     dataset = dataset_of(data)
     some = dataset if examples is None else dataset.sample(examples, seed=seed)
     work = Round(subject, some, target, batch_size, draws, seed)
@@ -121,6 +123,16 @@ def heads(
         "examples": len(some), "of": len(dataset), "seed": seed, "draws": draws, "batch_size": batch_size,
     }  # fmt: skip
     return Heads(work.index, found, refused, settings)
+
+
+def probed(subject: Any, data: Dataset, probes: Any, target: Targets, batch_size: int, seed: int) -> dict[str, Any]:
+    """What all examples tell of heads, as plain values; "why", if nothing: for an audit, whose trials go on."""
+    try:
+        asked: Any = {"probes": probes, "target": target, "batch_size": batch_size, "seed": seed}
+        return heads(subject, data, examples=None, **asked).to_dict()
+    except Exception as problem:
+        log.debug("probes", exc_info=True)
+        return {"why": str(problem) if isinstance(problem, RegardError) else repr(problem)}
 
 
 @dataclass(eq=False)
@@ -154,7 +166,7 @@ class Round:
             log.warning("%s: %s", name, why)
         return {name: found[name] for name in asked if name in found}, refused
 
-    @property
+    @cached_property
     def survey(self) -> Survey:
         """What probes that run by themselves are asked of."""
         return Survey(
@@ -169,7 +181,7 @@ class Round:
         if not first:
             raise EmptyInput("data holds no examples.")
         seen = trace(
-            self.subject, inputs_of(first), onward=any("projections" in one.needs for one, _ in asked.values())
+            self.subject, inputs_of(first), inward=any("projections" in one.needs for one, _ in asked.values())
         )
         self.index = pd.DataFrame([
             {"layer": site.index, "site": site.name, "kind": site.kind, "head": head}
@@ -177,7 +189,7 @@ class Round:
         ])  # fmt: skip
         refused: dict[str, str] = {}
         for name, (probe, _) in asked.items():
-            reason = _missing(probe, first[0], self.subject) or probe.cannot(self.subject, seen)
+            reason = _missing(probe, first[0]) or unserved(probe, self.subject, seen)
             refused |= {name: reason} if reason else {}
         return refused
 
@@ -198,12 +210,15 @@ class Round:
             except NotServed as problem:
                 refused |= {name: str(problem) for name, (probe, _) in asked.items() if "gradients" in probe.needs}
                 asked = {name: one for name, one in asked.items() if name not in refused}
+        if not asked:
+            return {}
         sums = {name: Sums() for name in asked}
         with Counter("looking at heads", len(self.data)) as counter:
             for places, seen in self._traces(loss):
                 lots = copies(places, self.draws, self.seed)
                 for name, values in _looked(seen, asked).items():
                     sums[name].add(values, lots)
+                del seen  # before the next one is made
                 counter.advance(len(places))
         return {name: self._finished(*asked[name], sums[name].means(), loss) for name in asked}
 
@@ -238,37 +253,17 @@ class Round:
 def _looked(seen: Trace, asked: Asked) -> dict[str, Array]:
     """By probe ``(example, part, head)``: means over rows, heads of all sites in order."""
     found: dict[str, list[Tensor]] = {name: [] for name in asked}
-    by_row = {name: one for name, one in asked.items() if one[0].each == "row"}
+    by_row = {
+        name: (partial(probe.function, **options), len(probe.parts))
+        for name, (probe, options) in asked.items() if probe.each == "row"
+    }  # fmt: skip
     for site in seen.sites:
-        for name, values in _rows_of(seen, site, by_row).items():
+        for name, values in row_means(seen, site, by_row).items():
             found[name].append(values)
         for name, (probe, options) in asked.items():
             if probe.each == "head":
                 found[name].append(_must_have(probe, probe.function(seen, site, **options), site, seen)[:, None])
     return {name: torch.cat(some, -1).double().numpy(force=True) for name, some in found.items()}
-
-
-def _rows_of(seen: Trace, site: Site, asked: Asked) -> dict[str, Tensor]:
-    """By probe ``(example, part, head)`` of one site; attention between examples has no rows, and defines nothing."""
-    size = len(seen.batch)
-    if not asked:
-        return {}
-    if site.kind == "samples":
-        nan = torch.full((size, 1, site.heads), torch.nan)
-        return {name: nan.expand(-1, len(probe.parts), -1) for name, (probe, _) in asked.items()}
-    totals = {
-        name: torch.zeros(size, len(probe.parts), site.heads, dtype=torch.float64) for name, (probe, _) in asked.items()
-    }
-    counts = {name: torch.zeros_like(one) for name, one in totals.items()}
-    for glimpse in glimpses(seen, site):
-        real = site.real[:, None, glimpse.rows, None]
-        for name, (probe, options) in asked.items():
-            values = probe.function(glimpse, **options)
-            values = values if values.dim() == 4 else values[..., None]  # example head row part
-            there = real & values.isfinite()
-            totals[name] += values.where(there, 0.0).double().sum(2).mT.cpu()
-            counts[name] += there.sum(2).mT.cpu()
-    return {name: totals[name] / counts[name] for name in totals}  # 0 / 0: not defined
 
 
 def _must_have(probe: Probe, values: Tensor, site: Site, seen: Trace) -> Tensor:
@@ -279,16 +274,21 @@ def _must_have(probe: Probe, values: Tensor, site: Site, seen: Trace) -> Tensor:
     return values
 
 
-def _missing(probe: Probe, example: Example, subject: Any) -> str | None:
+def _missing(probe: Probe, example: Example) -> str | None:
     """What a probe needs of the data, and these do not have."""
     for need, how in MARKS.items():
         if need in probe.needs and need not in example.marks:
             return f"it needs {how}"
     if "labels" in probe.needs and example.label is None:
         return "it needs labels: name their column, regard.data.read(…, label=…), or --label-column."
-    if "tokens" in probe.needs and not hasattr(subject, "whole"):
-        return "it is about language models: it needs a decoder (regard.causal)."
     return None
+
+
+def unserved(probe: Probe, subject: Any, seen: Trace) -> str | None:
+    """Why a model cannot serve a probe, whatever the data; None: it can."""
+    if "tokens" in probe.needs and getattr(subject, "vocabulary", None) is None:
+        return "it is about language models: it needs a decoder (regard.causal)."
+    return probe.cannot(subject, seen)
 
 
 MARKS = {
@@ -296,15 +296,18 @@ MARKS = {
     "mentions": "pronouns and names: pass a file of GAP (.tsv).",
     "facts": "facts: pass a .json file with a prompt, its subject and the answer.",
 }
+OF_DATA = (*MARKS, "labels")  # what probes need that is not of the model
 
 
-def _asked(probes: Any) -> Asked:
-    """The probes by the names that they have in tables, with all their options."""
+def asked_of(probes: Any) -> Asked:
+    """The probes by the names that they have in tables, with all their options; of one that is there twice by both."""
     listed = [probes] if isinstance(probes, (str, tuple)) and not _several(probes) else [*probes]
+    pairs = [entry if isinstance(entry, tuple) else (entry, {}) for entry in listed]
+    often = Counted(name for name, _ in pairs)
     found: Asked = {}
-    for entry in listed:
-        name, options = entry if isinstance(entry, tuple) else (entry, {})
-        title = name + "".join(f" {key}={value}" for key, value in options.items())
+    for name, options in pairs:
+        shown = {key: reprlib.repr(value) if isinstance(value, Mapping) else value for key, value in options.items()}
+        title = name + "".join(f" {key}={value}" for key, value in shown.items()) * (often[name] > 1)
         found[title] = (probe := probe_named(name)), probe.chosen(options)
     if not found:
         raise OptionError("probes is empty. Name at least one of regard.list_probes().")

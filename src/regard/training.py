@@ -90,6 +90,12 @@ class Aim:
         few, sites = inputs_of(examples[:PROBED]), "last" if self.sites is None else self.sites
         return Pupil(subject, Watch(subject, few, sites=sites, uniform=self.uniform))
 
+    def learner(
+        self, model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """What is trained, and what trains it."""
+        return model, make(model)
+
     def loss(self, step: Step) -> Tensor:
         """What is minimised: a mean over the examples of the step."""
         return step.usual if self.extra is None else step.usual + self.extra(step)
@@ -182,14 +188,13 @@ def fit(
     model, pupil = subject.model, aim.pupil(subject, examples)
     with torch.random.fork_rng(), Counter("training", epochs * len(examples)) as counter:
         torch.manual_seed(seed)
-        memory = Memory(
-            model, make(model), np.random.default_rng(seed), None if checkpoint is None else Path(checkpoint)
-        )
+        whole, trainer = aim.learner(model, make)
+        memory = Memory(whole, trainer, np.random.default_rng(seed), None if checkpoint is None else Path(checkpoint))
         memory.recall()
         counter.advance(len(memory.rows) * len(examples))
         while len(memory.rows) < epochs and (held is None or memory.since != patience):
             total = 0.0
-            model.train()
+            whole.train()
             for places in _shuffled(examples, batch_size, memory.order):
                 try:
                     loss = aim.loss(pupil.step(examples, places))
@@ -202,13 +207,13 @@ def fit(
                 counter.advance(len(places))
                 if not math.isfinite(total):
                     raise Diverged(len(memory.rows), memory.rows)
-            model.eval()
+            whole.eval()
             row: dict[str, Any] = {"epoch": len(memory.rows), "loss": total / len(examples)}
             if held is not None:
                 row["validation"] = aim.quality(pupil, held)
             memory.keep(row, row.get("validation"))
     memory.best_again()
-    model.eval()
+    whole.eval()
     return pd.DataFrame(memory.rows)
 
 

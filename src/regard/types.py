@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from regard.errors import WrongTarget
 
@@ -63,7 +63,9 @@ class Features:
         if words and len(words) - 1 in self.word[count:]:  # it ends in the middle of a word
             pieces = [token for token, one in zip(tokens, word, strict=True) if one == len(words) - 1]
             words[-1] = "".join(piece.removeprefix("##") for piece in pieces).strip()  # as WordPiece marks them
-        return Features(tokens, self.rows[:count], tuple(words), word, reason=self.reason)
+        return Features(
+            tokens, self.rows[:count], tuple(words), word, reason=self.reason, spans=self.spans[:count]
+        )  # fmt: skip
 
     def followed_by(self, other: Features) -> Features:
         """These, and after them those of another sequence."""
@@ -204,6 +206,18 @@ class Scores:
     axes: tuple[str, ...] = ()
     facts: Mapping[str, Tensor] = field(default_factory=dict)
     errors: Tensor | None = None
+
+
+class Vocabulary(NamedTuple):
+    """What texts may be made of, for subjects that take the numbers of tokens: they have ``of_ids(ids)``, a batch.
+
+    Args:
+        ids: numbers of all tokens that are not special.
+        begin: number of the token that a text begins with; None: of no special one.
+    """
+
+    ids: Tensor
+    begin: int | None
 
 
 class Subject(Protocol):

@@ -67,7 +67,7 @@ def test_a_dry_run_tells_and_writes_nothing(call, planted_folder, tmp_path, monk
     code, out, err = call(*given, "--json")
     assert code == 0, err
     told = json.loads(out)
-    assert {row["trial"] for row in told["jobs"]} == {"comprehensiveness", "permutation", "exhibit"}
+    assert {row["trial"] for row in told["jobs"]} == {"comprehensiveness", "permutation", "exhibit", "heads"}
     assert all(told[name] > 0 for name in ("seconds", "memory", "disk"))
     assert not (tmp_path / "runs").exists()
     jobs, refused = pd.DataFrame(told["jobs"]), pd.DataFrame([{"trial": "fresh", "method": None, "why": "no."}])

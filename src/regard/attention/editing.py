@@ -1,7 +1,8 @@
 """Edits, made while the model runs: a tape that hands on other results than the sites' own.
 
 The kernel stays fused. Only the rows that are edited are computed explicitly and written into its result; edits that
-multiply rows multiply its result, and what the kernel itself can do (uniform, detached weights) it is asked to do.
+multiply rows, or replace what heads hand on, change its result, and what the kernel itself can do (uniform, detached
+weights) it is asked to do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from regard.attention.sources import HIDDEN, Fused, Given, at_least_float
 from regard.attention.tape import Reading, Record, Tape, attend_again, writable
 from regard.errors import BadEdit, NotReproduced
 from regard.types import Batch
+
+if TYPE_CHECKING:
+    from regard.attention.states import Changes
 
 BLOCK_BYTES = 256 << 20  # of explicit weights, where there is no graph that would keep them anyway
 SLACK = 1e-4  # of row sums; optimisers and half precision do not hit 1 more closely
@@ -73,6 +77,7 @@ class Plan:
         gradients: whether a backward pass will follow; "edits": the graph begins at the first edited site.
         replayed: whether what lies upstream is not run but returned.
         leaf: the site whose edited result is the only leaf of the graph, to differentiate by; None: there is none.
+        states: edits of hidden states, made beside these.
     """
 
     steps: dict[int, list[Step]]
@@ -83,6 +88,7 @@ class Plan:
     gradients: Gradients
     replayed: bool = False
     leaf: int | None = None
+    states: Changes | None = None
 
 
 class Editor(Tape):
@@ -163,12 +169,16 @@ class Editor(Tape):
             real = self.real_rows(record, 2)[:, None, :, None]  # padding rows stay as they are
             before = record.fold(again).where(real, before)
             view.copy_(before)
+        first = next((place for place, step in enumerate(steps) if step.edit.handed), len(steps))
+        steps, last = steps[:first], steps[first:]
         if all(step.edit.factor for step in steps):
             for step in steps:
                 before = self._multiplied(step, record, before)
             view.copy_(before)
-        elif steps:
+        else:
             self._write(steps, record, source.map(record.read), view, dropout)
+        for step in last:
+            view.copy_(self._handed(step, record, view.clone()))
         if number == self.plan.leaf:
             torch.set_grad_enabled(True)  # `run` restores it
             edited = edited.detach().requires_grad_()
@@ -180,14 +190,31 @@ class Editor(Tape):
         """``out`` ``(example, head, query, channel)`` times the factor of an edit, at its heads and rows."""
         assert step.edit.factor is not None
         split = self._split(out)
-        examples, queries = split.shape[-4], split.shape[-2]
         place = self._place(step, record, step.rows, torch.ones((), dtype=torch.bool), slice(0, None))
         factor = torch.ones(*split.shape[:-2], 1, 1, dtype=out.dtype, device=out.device)
         given = step.edit.factor(place, (*split.shape[:-3], len(step.heads), 1, 1))
         factor = factor.index_copy(-3, step.heads, given.to(out))
-        chosen = torch.zeros(examples, queries, dtype=torch.bool, device=out.device)
+        return (split * factor.where(self._chosen(step, split), 1.0)).view_as(out)
+
+    def _handed(self, step: Step, record: Record, out: Tensor) -> Tensor:
+        """``out`` ``(example, head, query, channel)`` with what an edit puts in its place, at its heads and rows."""
+        if step.edit.factor:
+            return self._multiplied(step, record, out)
+        if step.edit.handed is None:
+            raise BadEdit(
+                f"edit {step.edit.name} changes weights at site {self.count - 1} ({record.name}), after hand_on has "
+                "put something else in place of what they make. Name hand_on last."
+            )
+        split = self._split(out)
+        place = self._place(step, record, step.rows, torch.ones((), dtype=torch.bool), slice(0, None))
+        new = split.index_copy(-3, step.heads, step.edit.handed(split.index_select(-3, step.heads), place))
+        return new.where(self._chosen(step, split), split).view_as(out)
+
+    def _chosen(self, step: Step, split: Tensor) -> Tensor:
+        """``(example, 1, query, 1)``: the rows of ``(…, example, head, query, channel)`` that a step edits."""
+        chosen = torch.zeros(split.shape[-4], split.shape[-2], dtype=torch.bool, device=split.device)
         chosen[step.valid.nonzero(as_tuple=True)[0], step.rows[step.valid]] = True
-        return (split * factor.where(chosen[:, None, :, None], 1.0)).view_as(out)
+        return chosen[:, None, :, None]
 
     def _write(self, steps: list[Step], record: Record, source: Given | Fused, view: Tensor, dropout: float) -> None:
         """Compute the edited rows explicitly and write them into the result, in blocks where no graph is kept."""

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.state_edits import StateEdit as StateEdit
+from regard.attention.state_edits import Variants
+from regard.attention.state_edits import state as state
 from regard.errors import BadEdit, NoSuchPart, whole_numbers
 
 Sites = int | str | Sequence[int | str] | None
@@ -25,7 +28,7 @@ Rows = Literal["all", "readout"] | int | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Place(Variants):
     """Where an edit acts.
 
     Args:
@@ -55,13 +58,6 @@ class Place:
     span: slice
     edited: int
 
-    def at_hand(self, given: Tensor, what: str) -> Tensor:
-        """The part of ``(variant, …)`` that belongs to the variants at hand; one entry stands for all."""
-        if self.total is None or given.shape[0] not in (1, self.total):
-            asked = "no variants were" if self.total is None else f"{self.total} variants were"
-            raise BadEdit(f"{what} of shape {tuple(given.shape)} begins with a variant axis, but {asked} asked for.")
-        return given if given.shape[0] == 1 else given[self.variants.start : self.variants.stop]
-
 
 @dataclass(frozen=True, eq=False)
 class Edit:
@@ -77,6 +73,8 @@ class Edit:
         factor: for edits that only multiply rows: the factor, of the shape asked for, ``(…, example, head, 1, 1)``,
             from which the change follows; the kernel stays fused.
         fused: "uniform" or "detach": what the kernel itself can be asked for.
+        handed: for edits of what heads hand on: it, ``(…, example, head, row, channel)``, and the `Place` to the same
+            shape; weights are left alone.
     """
 
     name: str
@@ -87,6 +85,7 @@ class Edit:
     normalised: bool = True
     factor: Callable[[Place, tuple[int, ...]], Tensor] | None = None
     fused: Literal["uniform", "detach"] | None = None
+    handed: Callable[[Tensor, Place], Tensor] | None = None
 
 
 def permute(
@@ -227,6 +226,44 @@ def gate(heads: Heads, values: float | Tensor, *, sites: Sites = None, rows: Row
         return place.at_hand(spread, "gate: values") if given.dim() == 3 else spread
 
     return _multiply("gate", factor, sites, heads, rows)
+
+
+def hand_on(
+    values: float | Tensor, *, where: Tensor | None = None, sites: Sites = None, heads: Heads = None,
+    rows: Rows = "all",
+) -> Edit:  # fmt: skip
+    """Put other numbers in place of what heads hand on: A·V, before the output projection. Differentiable by them.
+
+    Comes after edits of weights at the same site, which it leaves nothing to change.
+
+    Args:
+        values: broadcasts to ``(example, head, row, channel)``, or ``(variant, example, head, row, channel)``; rows are
+            all of the site's, also where only some are edited.
+        where: bool, ``(head,)``, ``(example, head)`` or ``(variant, example, head)``: which of the heads that are named
+            are replaced; None: all.
+        sites: where; None: everywhere.
+        heads: which heads; None: all.
+        rows: which query rows.
+    """
+    given = _tensor("hand_on: values", values)
+    if where is not None and (not isinstance(where, Tensor) or where.dtype != torch.bool or where.dim() > 3):
+        raise BadEdit(f"hand_on: where={where!r} must be a bool tensor (head,), (example, head) or with variants.")
+
+    def handed(old: Tensor, place: Place) -> Tensor:
+        new = place.at_hand(given, "hand_on: values") if given.dim() == 5 else given
+        chosen = torch.ones((), dtype=torch.bool) if where is None else where[..., None, None]
+        chosen = place.at_hand(chosen, "hand_on: where") if chosen.dim() == 5 else chosen
+        try:
+            return new.to(old).expand(old.shape).where(chosen.to(old.device).expand(old.shape), old)
+        except RuntimeError:
+            raise BadEdit(
+                f"hand_on: values of shape {tuple(given.shape)}"
+                f"{'' if where is None else f' and where of shape {tuple(where.shape)}'} do not fit site {place.site} "
+                f"({place.name}), where ({'variant, ' * (old.dim() == 5)}example, head, row, channel) is "
+                f"{tuple(old.shape)}."
+            ) from None
+
+    return Edit("hand_on", lambda weights, _: weights, sites, heads, rows, handed=handed)
 
 
 def detach(*, sites: Sites = None, heads: Heads = None, rows: Rows = "all") -> Edit:

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from regard.attention.checkpoints import is_state
-from regard.attention.paths import Strand
 from regard.attention.running import mixes, must_differentiate, uncompiled, undisturbed
 from regard.attention.shadowing import shadowing
+from regard.attention.sites import Strand
 from regard.errors import NoGradient, NotServed
 from regard.types import Batch, How, Scores, Source, Subject
 

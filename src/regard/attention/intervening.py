@@ -13,21 +13,23 @@ import torch
 from torch import Tensor
 
 from regard.attention.editing import Editor, Plan, Spot, Step, padded_rows
-from regard.attention.edits import Edit, Sites, custom, numbered, scale, uniform
+from regard.attention.edits import Edit, Sites, StateEdit, custom, numbered, scale, uniform
 from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
 from regard.attention.running import Gradients, batch_of, must_differentiate, out_of_memory, record, run, undisturbed
+from regard.attention.settling import settle
 from regard.attention.sites import TOLERANCE, Site
 from regard.attention.sources import at_least_float
+from regard.attention.states import changes_of
 from regard.attention.tape import Reading, Tape
-from regard.attention.tracing import settle, sites_of, special_keys
+from regard.attention.tracing import sites_of, special_keys
 from regard.errors import (
-    BadEdit,
     NoGradient,
     NoSuchPart,
     NotServed,
     OptionError,
     RegardError,
+    at_least_one,
     non_finite,
     whole_numbers,
 )
@@ -88,11 +90,10 @@ class Rerun:
 
     def __call__(self, edits: Edits, *, variants: int | None = None) -> Tensor:
         """The output under the edits: ``(example, class)``, or ``(variant, example, class)``."""
-        if variants is not None:
-            (variants,) = whole_numbers("variants", variants)
-            if variants < 1:
-                raise BadEdit(f"variants={variants} must be 1 or more, or None.")
+        variants = None if variants is None else at_least_one("variants", variants)
         plan = self._plan(self.resolve(edits), variants, gradients=self.gradients)
+        names = [spot.name for spot in self.spots]
+        plan = replace(plan, states=changes_of(self.subject, self.batch, _listed(edits), names))
         with undisturbed(self.subject.model):
             if variants is None:
                 return self._run(plan)
@@ -104,9 +105,10 @@ class Rerun:
 
     def resolve(self, edits: Edits) -> dict[int, list[Step]]:
         """For each site that is edited its steps, in the order of the list."""
-        listed: list[Any] = list(edits) if isinstance(edits, (list, tuple)) else [edits]
         steps: dict[int, list[Step]] = {}
-        for entry in listed:
+        for entry in _listed(edits):
+            if isinstance(entry, StateEdit):
+                continue
             edit = entry if isinstance(entry, Edit) else custom(entry)
             for spot in self.chosen(edit):
                 rows, valid = self._rows(edit, spot)
@@ -185,7 +187,7 @@ class Rerun:
         """Differentiate a score of the output by the edited result of a site, under each variant of an edit of it.
 
         Args:
-            edits: of that site.
+            edits: of attention at that site.
             variants: how many.
             site: its number.
             score: ``(example, class)`` to ``(example,)``; called on one variant after the other.
@@ -230,8 +232,9 @@ class Rerun:
             beside = recording.replay(editor, len(plan.variants))
         elif keep is not None:
             beside = keep.record(editor)
-        with beside:
-            output = run(subject, batch, editor, gradients=plan.gradients)
+        with beside, plan.states.made(batch, editor.plan) if plan.states else nullcontext():
+            begins = plan.states is not None and plan.states.entering  # with the input: all of it lies downstream
+            output = run(subject, batch, editor, gradients=bool(plan.gradients) if begins else plan.gradients)
         editor.verify()
         if not output.detach().isfinite().all():
             raise non_finite("the model's output under these edits")
@@ -243,9 +246,9 @@ class Rerun:
         ``then`` makes something else of the output of each: ``(variant × example, …)``.
         """
         total, size = len(plan.variants), len(self.batch)
-        first = min(plan.steps, default=None)
+        first = min({*plan.steps} | (plan.states.layers if plan.states else set()), default=None)
         upstream = Upstream(True, None) if first is None else self._upstream(first, total)
-        recording = upstream.recording
+        recording = upstream.recording if plan.states is None or not plan.states.entering else None
         most = total if plan.gradients == "edits" else ROWS_AT_ONCE // (size * max(self.batch.lengths))
         at_once = max(1, most) if upstream.apart else 1  # a graph keeps all of them anyway
         outputs: list[Tensor] = []
@@ -340,7 +343,11 @@ class Rerun:
         return [entry.readings[0] for entry in tape.records]
 
 
-Edits = Edit | Callable[..., Tensor] | Sequence[Edit | Callable[..., Tensor]]
+Edits = Edit | StateEdit | Callable[..., Tensor] | Sequence[Edit | StateEdit | Callable[..., Tensor]]
+
+
+def _listed(edits: Edits) -> list[Any]:
+    return list(edits) if isinstance(edits, (list, tuple)) else [edits]
 
 
 def intervene(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,13 @@ class Watch:
         inputs: some inputs, by which it is told which sites there are.
         sites: whose weights are wanted: "last", "all", or numbers and names.
         uniform: at which sites every row looks everywhere alike: as ``sites``; None: nowhere.
+        gates: asked in each pass for factors ``(head,)`` on what the heads of all sites hand on; None: there are none.
     """
 
-    def __init__(self, subject: Subject, inputs: Any, *, sites: Sites = "last", uniform: Sites = None) -> None:
+    def __init__(
+        self, subject: Subject, inputs: Any, *, sites: Sites = "last", uniform: Sites = None,
+        gates: Callable[[], Tensor] | None = None,
+    ) -> None:  # fmt: skip
         if getattr(subject.model, "is_gradient_checkpointing", False):
             raise NotServed("the model checkpoints its activations: switch that off to learn from its attention.")
         self.subject = subject
@@ -63,11 +67,13 @@ class Watch:
         self.readings = rerun.readings
         self.sites = [spot.index for spot in rerun.named(sites)]
         self.uniform = frozenset(() if uniform is None else (spot.index for spot in rerun.named(uniform)))
+        self.gates, self.heads = gates, [spot.shape[1] for spot in rerun.spots]
         self._tape: _Pass | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         """The output, with its graph."""
-        self._tape = _Pass(self.subject.model, batch, self.readings, self.sites, self.uniform)
+        factors = None if self.gates is None else self.gates().split(self.heads)
+        self._tape = _Pass(self.subject.model, batch, self.readings, self.sites, self.uniform, factors)
         with uncompiled(self.subject.model), self._tape:
             output = self.subject.forward(batch)
         if len(self._tape.kept) != len(self.sites):
@@ -83,14 +89,14 @@ class Watch:
 
 
 class _Pass(Tape):
-    """Keeps what the wanted sites were given, and makes some of them uniform."""
+    """Keeps what the wanted sites were given, makes some of them uniform, and gates heads."""
 
     def __init__(
         self, model: nn.Module, batch: Batch, readings: Sequence[Reading], wanted: Collection[int],
-        even: Collection[int],
+        even: Collection[int], factors: Sequence[Tensor] | None,
     ) -> None:  # fmt: skip
         super().__init__(model, batch)
-        self.known, self.wanted, self.even = readings, wanted, even
+        self.known, self.wanted, self.even, self.factors = readings, wanted, even, factors
         self.follower.looks_for_masks = bool(even)
         self.kept: dict[int, tuple[Record, Given | Fused]] = {}
 
@@ -107,7 +113,7 @@ class _Pass(Tape):
         """Nothing: what is wanted is kept with its graph, in `edit`."""
 
     def edit(self, record: Record, source: Given | Fused, result: Tensor, dropout: float = 0.0) -> Tensor:
-        """The site's own result, with what drops out of it; or that of uniform weights."""
+        """The site's own result, with what drops out of it; or that of uniform weights; times the gates of heads."""
         number = self.count - 1
         if number < len(self.known) and self.known[number] in record.readings:
             record.readings = (self.known[number],)
@@ -115,11 +121,13 @@ class _Pass(Tape):
         even, drops = number in self.even, isinstance(source, Given) and dropout > 0
         if number in self.wanted:
             self.kept[number] = record, read
-        if not even and not drops:
+        if not even and not drops and self.factors is None:
             return result
         edited, view = writable(result, record.fold)
         if even and isinstance(source, Fused) and (asked := by_kernel(EVEN, source)):
             new = record.fold(attend_again(asked, dropout))
+        elif not even and not drops:
+            new = record.fold(result)
         else:
             rows = torch.arange(read.shape[2], device=result.device).expand(read.shape[0], -1)
             every = torch.arange(read.shape[1], device=result.device)
@@ -128,6 +136,8 @@ class _Pass(Tape):
                 weights = allowed.to(weights) / allowed.sum(-1, keepdim=True).clamp_min(1)
             values = of_heads(read.values, every // (len(every) // read.values.shape[1]))
             new = (F.dropout(weights, dropout) @ at_least_float(values)).to(view.dtype)
+        if self.factors is not None:
+            new = new * self.factors[number].to(new)[:, None, None]
         real = self.real_rows(record, 2)[:, None, :, None]  # padding rows stay as they are
         view.copy_(new.where(real, record.fold(result)))
         return edited

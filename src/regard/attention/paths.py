@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from regard.attention.sites import Site, Weigh
+from regard.attention.sites import Strand as Strand
 from regard.attention.tracing import Trace
 from regard.errors import NotServed, OptionError, choose
 from regard.memory import must_fit
 from regard.types import Features, Scores
 
-Strand = Literal["rows", "source", "pool"]
 Layers = Literal["last", "mean", "rollout"] | int
 # For each site what is put in place of its weights; None: the weights.
 WeighAt = Callable[[Site], Weigh | None]

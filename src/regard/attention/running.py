@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.checkpoints import checkpointed
+from regard.attention.inward import InwardTape
 from regard.attention.onward import OnwardTape
 from regard.attention.tape import Tape
 from regard.errors import NoAttentionFound, NoGradient, OpaqueKernel, SubjectError, non_finite
@@ -49,10 +50,13 @@ def batch_of(subject: Subject, inputs: Any) -> Batch:
 
 
 def record(
-    subject: Subject, batch: Batch, *, gradients: bool = False, onward: bool = False, leaf: int | None = None
-) -> tuple[Tape, Tensor]:
+    subject: Subject, batch: Batch, *, gradients: bool = False, onward: bool = False, inward: bool = False,
+    leaf: int | None = None,
+) -> tuple[Tape, Tensor]:  # fmt: skip
     """One forward pass under a tape. The caller keeps the model `undisturbed`."""
-    tape = (OnwardTape if onward else Tape)(subject.model, batch, keep_outputs=gradients, leaf=leaf)
+    tape = (InwardTape if inward else OnwardTape if onward else Tape)(
+        subject.model, batch, keep_outputs=gradients, leaf=leaf
+    )
     long = gradients and len(batch) * max(batch.lengths) > ROWS_KEPT
     with checkpointed(subject.model) if long else nullcontext():
         output = run(subject, batch, tape, gradients=gradients)

@@ -6,8 +6,8 @@ Rows are queries, columns are keys. Nothing here forms a whole attention matrix 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from regard.errors import NoGradient, NoSuchPart, NotReproduced, non_finite, who
 from regard.memory import must_fit
 
 Kind = Literal["self", "encoder", "decoder", "cross", "pool", "samples"]
+Strand = Literal["rows", "source", "pool"]  # what queries and keys may be rows of
 Rows = int | Sequence[int] | None
 
 
@@ -78,6 +79,62 @@ class Onward:
 
 
 @dataclass(frozen=True, eq=False)
+class Norm:
+    """What the features of a state were multiplied by before a linear map.
+
+    Args:
+        weight: ``(input,)``.
+        centred: their mean had been subtracted (layer norm).
+    """
+
+    weight: Tensor
+    centred: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A linear map, and the norm that what it takes has come through.
+
+    Args:
+        weight: ``(…, input)``; of a site ``(head, channel, input)``, the same for heads that share it.
+        bias: ``(…)``.
+        norm: of its input.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    norm: Norm | None
+
+    @property
+    def folded(self) -> Tensor:
+        """The map of the state before the norm, which then only divides by a number: W γ, without its mean if centred.
+
+        W (γ ∘ (x − mean x)) / σ = (W γ − its mean over inputs) x / σ.
+        """
+        if self.norm is None:
+            return self.weight
+        weight = self.weight * self.norm.weight.to(self.weight.dtype)
+        return weight - weight.mean(-1, keepdim=True) if self.norm.centred else weight
+
+
+@dataclass(frozen=True, eq=False)
+class Inward:
+    """The linear maps that made what a site takes from the states of rows.
+
+    Args:
+        query: of each head, ``(head, channel, input)``; None where it is no linear map, as with rotary positions.
+        key: likewise.
+        value: likewise.
+        why: by name why one is None.
+    """
+
+    query: Projection | None = None
+    key: Projection | None = None
+    value: Projection | None = None
+    why: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Site:
     """One place in the forward pass where attention weights mix values.
 
@@ -95,6 +152,7 @@ class Site:
         out_gradient: ``(example, head, query, channel)``, ∂target/∂(A·V), when the trace was asked for gradients.
         gate_gradient: ``(example, head)``, ∂target/∂(a factor on all that a head hands on), likewise.
         onward: how the result is mixed into the rows, when the trace was asked to follow it and it could be told.
+        inward: where queries, keys and values come from, when the trace was asked for it.
     """
 
     index: int
@@ -108,6 +166,7 @@ class Site:
     out_gradient: Tensor | None = None
     gate_gradient: Tensor | None = None
     onward: Onward | None = None
+    inward: Inward | None = None
 
     def __repr__(self) -> str:
         return f"Site({self.index}, {self.name!r}, {self.kind!r}, shape={self.shape})"

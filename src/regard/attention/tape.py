@@ -180,6 +180,8 @@ class Tape(TorchFunctionMode):
             return f"its {key} keys are not rows of the input, which has {listed}"
         examples = 1 if across else size
         possible = readings(lead, examples)
+        if possible == ("plain", "swap") and source.values.shape[:-2] != lead:  # heads share values, examples do not
+            possible = ("plain",) if source.values.shape[0] == examples else ("swap",)
         if not possible:
             return f"its leading axes {lead} are not {size} examples × heads"
         rows = self._sampled_rows(query, out.device)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex
-from weakref import WeakKeyDictionary
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from regard.attention.inward import inward_of
 from regard.attention.onward import onward_of
 from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
 from regard.attention.running import batch_of, must_differentiate, own_gradients, record, undisturbed
-from regard.attention.sites import Kind, Site
-from regard.attention.sources import Fused, at_least_float
-from regard.attention.tape import Reading, Record, Tape
-from regard.errors import NoGradient, NoSuchPart, NotReproduced, choose, whole_numbers
+from regard.attention.settling import settle
+from regard.attention.sites import Kind, Site, Strand
+from regard.attention.sources import at_least_float
+from regard.attention.state_edits import At
+from regard.attention.states import States, kept_state, reading, wanted
+from regard.attention.tape import Record, Tape
+from regard.errors import NoGradient, NoSuchPart, choose, whole_numbers
 from regard.types import Batch, Features, Of, Score, Source, Special, Subject, Targets, one_by_one
 
 FRAME = ("site", "kind", "heads", "shape", "entropy", "special_share", "error")
-# of each subject what its sites looked like the last time that they were in doubt, and how they were found to be read
-_settled: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[tuple[Reading, ...]]]] = WeakKeyDictionary()
 
 
 class Sites(tuple[Site, ...]):
@@ -96,6 +96,7 @@ class Trace:
         of: which function of the output the scalar is.
         check: the evidence that the trace is right.
         ignored: what looked like attention and was not taken for it, with reasons.
+        states: hidden states, if they were asked for; see `state`.
     """
 
     sites: Sites
@@ -108,6 +109,7 @@ class Trace:
     of: Of
     check: Check
     ignored: tuple[Ignored, ...]
+    states: States = field(default_factory=dict)
 
     def __repr__(self) -> str:
         examples, rows = self.real.shape
@@ -136,6 +138,17 @@ class Trace:
     def special_keys(self, site: Site) -> Tensor:
         """``(example, key)``: True where a special token sits among the keys of a site."""
         return special_keys(self.batch, site.shape[3])
+
+    def state(self, layer: int | Strand, at: At = "block") -> Tensor:
+        """``(example, row, channel)``: a hidden state; padding rows hold anything.
+
+        Args:
+            layer: number of a site; at the entrance "rows", or "source".
+            at: "block": after the block of that site; "attention": what its attention adds to that; "mlp": what the
+                rest of the block adds (see `regard.attention.outlets`); "entrance": the vectors that the input enters
+                as.
+        """
+        return kept_state(self.states, layer, at)
 
     def at(self, token: int) -> Trace:
         """The same trace read from another row: that of ``features[example].tokens[token]``, in every example.
@@ -207,6 +220,8 @@ def trace(
     *,
     gradients: bool = False,
     onward: bool = False,
+    inward: bool = False,
+    states: bool | At | Sequence[At] = False,
     target: Targets = None,
     of: Of = "logit",
 ) -> Trace:
@@ -220,6 +235,8 @@ def trace(
         inputs: what the subject takes: a text, a list of texts, pictures, tensors; or a batch it has encoded.
         gradients: also keep ∂target/∂(A·V) of each site, for `Site.gradients`.
         onward: also follow what becomes of each site's result, its output projection above all, for `Site.onward`.
+        inward: also follow where queries, keys and values come from, for `Site.inward`; `Site.onward` is there, too.
+        states: also keep hidden states, for `Trace.state`: "block", "attention", "mlp", "entrance", several, or True.
         target: the class, label, token, pair or function of the output to explain; None: what is predicted.
         of: "logit", "probability" or "logprob" of the target.
 
@@ -231,18 +248,22 @@ def trace(
         torch.Size([1, 1, 1, 4])
     """
     choose("of", of, ("logit", "probability", "logprob"))
-    return traced(subject, batch_of(subject, inputs), gradients=gradients, onward=onward, target=target, of=of)
+    return traced(
+        subject, batch_of(subject, inputs), gradients=gradients, onward=onward, inward=inward, target=target, of=of,
+        states=wanted(states),
+    )  # fmt: skip
 
 
 def traced(
     subject: Subject, batch: Batch, *, gradients: bool, onward: bool, target: Targets, of: Of,
-    verified: str | None = None,
+    verified: str | None = None, inward: bool = False, states: Sequence[At] = (),
 ) -> Trace:  # fmt: skip
     """The trace of an encoded batch; ``verified``: how the readout is known, if it need not be measured again."""
     if gradients:
         must_differentiate(subject.model)
     with undisturbed(subject.model):
-        tape, output = record(subject, batch, gradients=gradients, onward=onward)
+        with reading(subject, batch, states) as kept:
+            tape, output = record(subject, batch, gradients=gradients, onward=onward, inward=inward)
         score = None
         if gradients or target is not None or subject.predicts:
             with torch.set_grad_enabled(gradients):
@@ -258,7 +279,7 @@ def traced(
         verified = verified or verify_readout(subject, batch)
     sites = sites_of(tape, readout, out_gradients)
     check = Check(sites, verified, tape.left_fast_path)
-    return Trace(sites, readout, subject, batch, output.detach(), target, score, of, check, tape.ignored())
+    return Trace(sites, readout, subject, batch, output.detach(), target, score, of, check, tape.ignored(), kept)
 
 
 def sites_of(tape: Tape, readout: Tensor, out_gradients: list[Tensor] | None = None) -> Sites:
@@ -273,9 +294,8 @@ def sites_of(tape: Tape, readout: Tensor, out_gradients: list[Tensor] | None = N
             )
         kind, rows = _kind(entry, readout, tape.batch), _rows_of_queries(entry, readout)
         real, keys = tape.real_rows(entry, 2), tape.real_rows(entry, 3)
-        followed = onward_of(tape, entry, index)
-        site = Site(index, entry.name, kind, entry.source, real, keys, entry.sample, rows, gradient, gate, followed)
-        sites.append(site)
+        both = onward_of(tape, entry, index), inward_of(tape, entry, index)
+        sites.append(Site(index, entry.name, kind, entry.source, real, keys, entry.sample, rows, gradient, gate, *both))
     return Sites(sites)
 
 
@@ -313,62 +333,6 @@ def _differentiate(tape: Tape, score: Score) -> list[Tensor]:
         entry.fold(torch.zeros_like(out)) if one is None else one.detach()
         for (entry, out), one in zip(records, found, strict=True)
     ]
-
-
-def settle(subject: Subject, batch: Batch, tape: Tape) -> None:
-    """Which axis is examples, which is heads? In doubt, run the fullest example alone and see which reading agrees.
-
-    It is the model's code that lays them out: a batch of the same shapes is read as the one before it.
-    """
-    if len(batch) == 1 or not any(map(_in_doubt, tape.records)):
-        return
-    shapes = tuple((entry.name, entry.readings, tuple(entry.proof.out.shape)) for entry in tape.records)
-    before, known = _settled.get(subject, ((), []))
-    if shapes == before:
-        tape.records[:] = [replace(entry, readings=one) for entry, one in zip(tape.records, known, strict=True)]
-        return
-    example = int(batch.real.sum(-1).argmax())
-    alone, _ = record(subject, batch.pick([example]))
-    singles = dict(_counted(alone.records))
-    mixed = any(entry.across for entry in tape.records)
-    for index, (key, entry) in enumerate(_counted(tape.records)):
-        if not _in_doubt(entry):
-            continue
-        # where examples look at one another, one alone is only nearest to itself
-        far = torch.inf if mixed or (isinstance(entry.source, Fused) and "plain" in entry.readings) else 0.05
-        possible = [replace(entry, readings=(reading,)) for reading in entry.readings]
-        distances = [_distance(reading, singles.get(key), example) for reading in possible]
-        if min(distances) > far:
-            raise NotReproduced(
-                f"site {index} ({entry.name}): its axes {entry.source.shape} cannot be told apart: no reading of them "
-                "as examples and heads agrees with the example run alone. Trace one example at a time."
-            )
-        tape.records[index] = possible[distances.index(min(distances))]
-    _settled[subject] = shapes, [entry.readings for entry in tape.records]
-
-
-def _in_doubt(entry: Record) -> bool:
-    """Whether shapes alone do not tell examples from heads; "swap" has one reading, which may be wrong."""
-    return len(entry.readings) > 1 or entry.readings == ("swap",)
-
-
-def _counted(records: list[Record]) -> Iterator[tuple[tuple[str, int], Record]]:
-    """Records keyed by name and occurrence; attention across examples is not there when an example runs alone."""
-    seen: Counter[str] = Counter()
-    for entry in records:
-        yield (entry.name, -1 if entry.across else seen[entry.name]), entry
-        seen[entry.name] += not entry.across
-
-
-def _distance(entry: Record, single: Record | None, example: int) -> float:
-    """How far the weights of one example in the batch are from its weights alone."""
-    if single is None or entry.source.shape[1:] != single.source.shape[1:]:
-        return float("inf")
-    _, heads, queries, _ = single.source.shape
-    rows = torch.arange(min(queries, 8), device=single.source.values.device)
-    one = single.source.tile(slice(0, heads), rows)
-    many = entry.source.tile(slice(0, heads), rows)[example : example + 1]
-    return float((many - one).abs().max())
 
 
 def _kind(entry: Record, readout: Tensor, batch: Batch) -> Kind:

@@ -39,6 +39,7 @@ def audit(
     rationale_column: options.RATIONALE_COLUMN = None,
     methods: options.METHODS = [METHODS],  # noqa: B006 - typer reads it, and nobody writes to it
     trials: options.TRIALS = ["quick"],  # noqa: B006
+    probes: options.PROBES = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -92,7 +93,10 @@ def audit(
     must_name(model, data, planted, recipe)
     must_end_in(".html", "html", html)
     chosen, tried = several(methods or []), several(trials or [])
+    probed = None if probes is None else [one for one in several(probes) if one != ("none", {})]
     _must_be_known(chosen, tried)
+    for name, _ in probed or ():
+        must_know("probe", name, known("probes"))
     folder = out or Path("runs") / _named(model or recipe, data, planted)
     if not dry_run:
         _must_be_free(folder, resume)
@@ -100,7 +104,7 @@ def audit(
     read_from = None if data is None else read(data, *columns, on_bad, model, recipe)
     required = _criteria(require or [])
     wake()
-    from regard.asked import threads_of
+    from regard.asked import PROBES, threads_of
     from regard.auditing import prepared
     from regard.trying import lab_for
 
@@ -117,7 +121,8 @@ def audit(
         )  # fmt: skip
     asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown, "redact": redact,
                   "workers": workers or (1 if trust_remote_code else None), "command": command(),
-                  "threads": threads_of(folder) if resume and threads is None else threads}  # fmt: skip
+                  "threads": threads_of(folder) if resume and threads is None else threads,
+                  "probes": PROBES if probed is None else probed}  # fmt: skip
     named = tried[0][0] if _is_a_set(tried) else tried
     bench = prepared(subject, read_from, lab=lab, methods=chosen, trials=named, target=wanted, **asked)
     if not bench.called[0]:

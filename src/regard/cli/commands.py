@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import regard
-from regard.cli import audits, helps, judging, learning, looking
+from regard.cli import audits, helps, judging, learning, looking, probing
 
 
 class Front(TyperGroup):
@@ -35,8 +35,8 @@ class Front(TyperGroup):
         commands = [f"  {strong(f'{name:<9}')}{about}" for name, about in helps.COMMANDS.items()]
         formatter.write("\n".join([
             strong("Examples:"), *examples, "",
-            *(regard.__doc__ or "").replace(", and put", ",\nand put").splitlines(), "",
-            strong("Commands:"), *commands, "",
+            "Read attention of any PyTorch model, explain by it, and put that on trial.", "",
+            strong("Commands:"), *commands,
             f"{strong('Usage:')} regard COMMAND …; every command has --help with examples, and --json.",
             "Beside: --version, --install-completion, --show-completion.",
         ]))  # fmt: skip
@@ -80,8 +80,9 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "diff": (audits.diff, helps.DIFF_HELP), "doctor": (looking.doctor, helps.DOCTOR_HELP),
     "trace": (looking.trace, helps.TRACE_HELP), "explain": (looking.explain, helps.EXPLAIN_HELP),
     "compare": (judging.compare, helps.COMPARE_HELP), "trial": (judging.trial, helps.TRIAL_HELP),
-    "fit": (learning.fit, helps.FIT_HELP),
+    "heads": (probing.heads, helps.HEADS_HELP), "fit": (learning.fit, helps.FIT_HELP),
     "methods": (looking.methods, helps.METHODS_HELP), "trials": (judging.trials, helps.TRIALS_HELP),
+    "probes": (probing.probes, helps.PROBES_HELP),
 }  # fmt: skip
 
 

@@ -15,9 +15,11 @@ COMMANDS = {  # in the order in which they are used
     "explain": "Attribute a prediction to words, or to patches of a picture.",
     "compare": "Put methods side by side on your data.",
     "trial": "Run a single trial, in full.",
+    "heads": "Ask which heads matter, where they look, and what they do.",
     "fit": "Train a transformer on a table, and save it.",
     "methods": "List the methods: formula, cost, paper.",
     "trials": "List the trials: claim, reference, paper.",
+    "probes": "List the probes of heads and layers.",
 }
 AUDIT_HELP = """Put the explanations of a model on trial and judge them: a scorecard, and a report to read.
 
@@ -90,6 +92,25 @@ Examples:
 * `regard explain --model path/to/encoder --text "a moving film" --method norm --option layers=rollout --html why.html`
 * `regard explain --model SmolLM2.gguf --text "The capital of France is" --method grad_rollout --generate 5`
 * `regard explain --model path/to/classifier --texts reviews.txt --method rollout --json > explanations.jsonl`
+"""
+HEADS_HELP = """Ask what the heads and layers of a model do: where they look, which matter, what they are for.
+
+Without --probes a first look: entropy, distance, share on special tokens, positional heads, importance. Some probes
+need labels, a file of CoNLL-U, GAP or facts, or a language model: `regard probes` says which.
+
+Examples:
+
+* `regard heads --model path/to/classifier --data reviews.csv --html heads.html`
+* `regard heads --model path/to/classifier --data reviews.csv --probes importance,ablation:how=mean,pruning`
+* `regard heads --model path/to/encoder --data en_ewt-ud-test.conllu --probes syntax,tags --limit 2000`
+* `regard heads --model SmolLM2.gguf --data reviews.csv --probes induction,duplicate,copying --json`
+"""
+PROBES_HELP = """List the probes: what each finds out, what it needs, and where it was published.
+
+Examples:
+
+* `regard probes`
+* `regard probes --json`
 """
 METHODS_HELP = """List the methods: what each computes, what it needs and costs, and where it was published.
 

@@ -20,6 +20,11 @@ def trials() -> list[str]:
     return ["quick", "all", *known("trials")]
 
 
+def probes() -> list[str]:
+    """For the shell to complete."""
+    return known("probes")
+
+
 def recipes() -> list[str]:
     """For the shell to complete."""
     return [*RECIPES]
@@ -126,6 +131,13 @@ TRIALS = Annotated[
     typer.Option(
         "--trials", "--trial", metavar="NAMES", autocompletion=trials,
         help="'quick' (a choice of five), 'all', or names with commas, or name:option=value.",
+    ),
+]  # fmt: skip
+PROBES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--probes", "--probe", metavar="NAMES", autocompletion=probes,
+        help="Of heads and layers: names from `regard probes` with commas, or name:option=value; else a first look.",
     ),
 ]  # fmt: skip
 OPTION = Annotated[

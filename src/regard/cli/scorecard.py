@@ -16,7 +16,7 @@ from regard.audited import Audit, refusals
 from regard.cli.consoles import shown
 from regard.cli.showing import print_frame
 from regard.finding import Finding, said
-from regard.jobs.plan import EXHIBIT, SHOWN
+from regard.jobs.plan import PARTS
 from regard.judging import CRITERIA, UNTESTED, Verdict
 from regard.measures import Interval
 from regard.progress import clock
@@ -94,7 +94,7 @@ def _show_refused(refused: Iterable[Mapping[Any, Any]]) -> None:
 
 def foreseen(found: Foresight) -> str:
     """What will run, and roughly what it takes, in a line."""
-    jobs = found.jobs[found.jobs["trial"] != EXHIBIT]
+    jobs = found.jobs[~found.jobs["trial"].isin([*PARTS])]
     methods = jobs["method"].dropna().nunique()
     about = _counted(jobs["trial"].nunique(), "trial") + (f" of {_counted(methods, 'explanation')}" if methods else "")
     refused = f"; {len(found.refused)} refused" if len(found.refused) else ""
@@ -107,7 +107,7 @@ def foreseen(found: Foresight) -> str:
 def show_foresight(found: Foresight) -> None:
     """The page of ``--dry-run``."""
     jobs = found.jobs.assign(
-        trial=found.jobs["trial"].replace(EXHIBIT, SHOWN),
+        trial=found.jobs["trial"].replace(PARTS),
         method=found.jobs["method"].fillna("–"),
         about=[clock(one) for one in found.jobs["seconds"]],
     )

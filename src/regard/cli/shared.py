@@ -26,13 +26,12 @@ RECIPES = ("attention_classifier", "fine_tune", "ft_transformer")  # of `regard.
 
 
 def known(folder: str) -> list[str]:
-    """The names of all "methods" or "trials": those of the folder's files and of other packages."""
+    """The names of all "methods", "trials" or "probes": those of the folder's files and of other packages."""
     import pkgutil
+    from importlib import import_module
     from importlib.metadata import entry_points
 
-    from regard import methods, trials
-
-    inside = pkgutil.iter_modules({"methods": methods, "trials": trials}[folder].__path__)
+    inside = pkgutil.iter_modules(import_module(f"regard.{folder}").__path__)
     outside = entry_points(group=f"regard.{folder}")
     return [*(one.name for one in inside), *(one.value.rsplit(".", 1)[-1] for one in outside)]
 

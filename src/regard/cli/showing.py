@@ -16,12 +16,14 @@ from regard.cli.consoles import shown
 from regard.comparison import FOOTNOTE, MEASURES, Comparison
 from regard.explanation import Explanation
 from regard.finding import Finding, readable, said
+from regard.probed import Heads, Probed
 
 if TYPE_CHECKING:
     from regard.attention import Ignored
     from regard.diagnosis import Diagnosis
 
 MOST_ROWS = 20  # of a table
+MOST_HEADS = 8  # of a probe
 WIDE = 130  # columns of a terminal that holds a league table; a narrower one gets less of it, on two lines each
 
 
@@ -132,6 +134,9 @@ def show_diagnosis(model: str, named: str, found: Diagnosis) -> None:
         shown.print(Padding(Text.assemble((row["name"], "red"), f": {row['why']}"), (0, 0, 0, 2)))
     names = ", ".join(found.methods.loc[found.methods["works"].astype(bool), "name"])
     shown.print(Padding(Text(f"methods: {names or 'none'}"), (0, 0, 0, 2)))
+    probes = found.probes[found.probes["works"].astype(bool)].to_dict(orient="records")
+    names = ", ".join(f"{row['name']} ({row['data']})" if row["data"] else row["name"] for row in probes)
+    shown.print(Padding(Text(f"probes of heads: {names or 'none'}"), (0, 0, 0, 2)))
     for line in found.advice:
         shown.print(Text("\n→ " + line))
 
@@ -176,9 +181,7 @@ def show_finding(found: Finding) -> None:
     )
     for name, table in found.tables.items():
         shown.print(f"\n{name}", style="bold", highlight=False)
-        print_frame(readable(table.head(MOST_ROWS)).map(_shortened))
-        if len(table) > MOST_ROWS:
-            shown.print(f"… {len(table) - MOST_ROWS} more rows: --json, --save or --html", style="dim", highlight=False)
+        _print_some(table)
     for line in found.warnings:
         shown.print(Text(f"! {line}", style="yellow"))
 
@@ -196,6 +199,63 @@ def show_trials(rows: Sequence[Mapping[Any, Any]]) -> None:
         lines = [f"held against: {row['reference']}", " · ".join(one for one in about if one)]
         lines += [f"options: {row['options']}"] if row["options"] else []
         table.add_row(row["name"], Text.assemble(row["claim"], ("\n" + "\n".join(lines), "dim")))
+    shown.print(table)
+
+
+def show_heads(found: Heads) -> None:
+    """The page of `regard heads`: of each probe the heads with the largest numbers, and what else it found."""
+    shown.print(Text(found.note, style="dim"))
+    for name, one in found.probed.items():
+        shown.print(Text.assemble(("\n" + name, "bold"), f": {one.about}"))
+        if one.sentence:
+            shown.print(Text(one.sentence))
+        if one.values["value"].notna().any() if "value" in one.values else False:
+            print_frame(_strongest(one))
+        for title, table in one.tables.items():
+            if title != "parts":
+                shown.print(title, style="bold", highlight=False)
+                _print_some(table)
+        for line in one.warnings:
+            shown.print(Text(f"! {line}", style="yellow"))
+    for title, table in (("roles", found.roles()), ("agreement of probes over heads (Spearman)", found.agreement())):
+        if len(table):
+            shown.print(f"\n{title}", style="bold", highlight=False)
+            _print_some(table)
+    for name, why in found.refused.items():
+        shown.print(Text.assemble((f"! {name}", "yellow"), f": {why}"))
+
+
+def _strongest(one: Probed) -> pd.DataFrame:
+    """The heads with the largest numbers."""
+    table = one.values.dropna(subset=["value"]).nlargest(MOST_HEADS, "value")
+    rows: dict[str, Any] = {
+        "layer": table["layer"],
+        "head": table["head"],
+        "value": table["value"].map("{:.3f}".format),
+    }
+    if "low" in table:
+        ends = zip(table["value"], table["low"], table["high"], strict=True)
+        rows["value"] = ["{:.3f} [{:.3f}, {:.3f}]".format(*cells) for cells in ends]
+    if "label" in table and table["label"].any():
+        rows["role"] = table["label"]
+    return pd.DataFrame(rows)
+
+
+def _print_some(table: pd.DataFrame) -> None:
+    """The first rows of a table, and how many more there are."""
+    print_frame(readable(table.head(MOST_ROWS)).map(_shortened))
+    if len(table) > MOST_ROWS:
+        shown.print(f"… {len(table) - MOST_ROWS} more rows: --json, --save or --html", style="dim", highlight=False)
+
+
+def show_probes(rows: Sequence[Mapping[Any, Any]]) -> None:
+    """The page of `regard probes`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    for row in rows:
+        lines = [" · ".join(one for one in (f"needs {row['needs']}", row["paper"]) if one)]
+        lines += [f"options: {row['options']}"] if row["options"] else []
+        table.add_row(row["name"], Text.assemble(row["about"], ("\n" + "\n".join(lines), "dim")))
     shown.print(table)
 
 

@@ -37,7 +37,7 @@ class Example:
     rationale: tuple[bool, ...] | None = None
     split: str | None = None
     id: str = ""
-    marks: Mapping[str, Any] = field(default_factory=dict)
+    marks: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def kind(self) -> Kind:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from regard import progress
 from regard.data.dataset import MANY, BadRow, Dataset, Example, Kind, Label, sort_labels
+from regard.data.marked import marked_rows
 from regard.data.sources import UNDECODED, Record, Source, Unusable, open_source
 from regard.errors import EmptyInput, InputError, OptionError, choose
 
@@ -58,7 +59,8 @@ def read(
     whenever the dataset is iterated over.
 
     Args:
-        source: path of a .csv, .tsv or .jsonl file (also with .gz) or of a .parquet file; a DataFrame; a
+        source: path of a .csv, .tsv or .jsonl file (also with .gz) or of a .parquet file; of a file in which people
+            marked something (CoNLL-U, GAP, facts as .json: see `regard.data.marked`); a DataFrame; a
             `datasets.Dataset`; anything that gives mappings, texts or (text, label) tuples. What can be gone through
             only once is held in memory.
         text: name of the column of texts. None: found under a usual name, if there is no usual pair.
@@ -84,6 +86,11 @@ def read(
         Dataset(text; 2 examples; labels 'bad', 'good')
     """
     choose("on_bad", on_bad, ("raise", "skip"))
+    given = {"text": text, "pair": pair, "columns": columns, "label": label, "rationale": rationale, "split": split}
+    given["id"] = id
+    marked = marked_rows(source, encoding, {name: value for name, value in given.items() if value is not None})
+    if marked is not None:
+        return gather(marked[1], name=marked[0], on_bad=on_bad)
     opened = open_source(source, encoding)
     if not opened.columns:  # so there are no rows, or only bad ones
         none = Unusable("no cells", "has no cells")

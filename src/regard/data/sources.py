@@ -25,6 +25,7 @@ from regard.errors import EmptyInput, InputError, OptionError
 # What bytes become that are not in the encoding: lone surrogates, which no text holds.
 UNDECODED = re.compile("[\ud800-\udfff]")
 ENDINGS = (".csv", ".tsv", ".jsonl", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".parquet")
+MARKED = (".conllu", ".conllu.gz", ".json")  # these have readers of their own: `regard.data.marked`
 
 
 class Unusable(Exception):
@@ -79,7 +80,7 @@ def open_source(source: Any, encoding: str) -> Source:
 
 def read_json(path: Path, encoding: str = "utf-8") -> Iterator[Record]:
     """The object on each line that is not blank."""
-    with _opened(path, encoding, "\n") as file:
+    with opened(path, encoding, "\n") as file:
         for line in file:
             if not line.strip():
                 continue
@@ -91,7 +92,8 @@ def read_json(path: Path, encoding: str = "utf-8") -> Iterator[Record]:
                 yield found if isinstance(found, dict) else Unusable("no object", f"{short(found)} is no JSON object")
 
 
-def _open_file(path: Path, encoding: str) -> Source:
+def file_at(path: Path, encoding: str) -> str:
+    """What messages call a file; it must be there, and the encoding known."""
     name = f"source={str(path)!r}"
     if path.is_dir():
         raise InputError(f"{name} is a folder. Pass one of its files; read_eraser reads folders in ERASER's format.")
@@ -101,9 +103,14 @@ def _open_file(path: Path, encoding: str) -> Source:
         codecs.lookup(encoding)
     except LookupError:
         raise OptionError(f"encoding={encoding!r} is not known. Try 'utf-8', 'latin-1' or 'cp1252'.") from None
+    return name
+
+
+def _open_file(path: Path, encoding: str) -> Source:
+    name = file_at(path, encoding)
     ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), "")
     if not ending:
-        raise InputError(f"{name} ends in none of {', '.join(ENDINGS)}. Convert it, or pass a DataFrame.")
+        raise InputError(f"{name} ends in none of {', '.join((*ENDINGS, *MARKED))}. Convert it, or pass a DataFrame.")
     if ending == ".parquet":
         return _open_parquet(name, path)
     if ending.startswith(".jsonl"):
@@ -136,7 +143,7 @@ def _csv_records(path: Path, encoding: str, delimiter: str, columns: tuple[str, 
 
 def _read_csv(path: Path, encoding: str, delimiter: str) -> Iterator[list[str] | Unusable]:
     """The cells of each row that is not blank, with the header."""
-    with _opened(path, encoding, "") as file:
+    with opened(path, encoding, "") as file:
         rows = csv.reader(file, delimiter=delimiter, strict=True)
         while True:
             try:
@@ -149,7 +156,7 @@ def _read_csv(path: Path, encoding: str, delimiter: str) -> Iterator[list[str] |
 
 
 @contextmanager
-def _opened(path: Path, encoding: str, newline: str) -> Iterator[IO[str]]:
+def opened(path: Path, encoding: str, newline: str) -> Iterator[IO[str]]:
     """The file as text; bytes that are not in the encoding become what `UNDECODED` finds."""
     encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding  # Excel begins with a mark
     opener: Any = gzip.open if path.suffix.lower() == ".gz" else open

@@ -10,18 +10,19 @@ from hashlib import blake2b
 from typing import Any
 
 EXHIBIT = "exhibit"  # the task of units that are no trial: an example to look at
-SHOWN = "examples to show"  # what people read
+HEADS = "heads"  # the task of the unit that asks what heads and layers do
+PARTS = {EXHIBIT: "examples to show", HEADS: "heads and layers"}  # what people read
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One batch of one trial, or one example that is shown: all that its result depends on.
+    """One batch of one trial, one example that is shown, or what is asked of all heads: all that its result depends on.
 
     Args:
-        task: the name of a trial, or "exhibit".
+        task: the name of a trial, "exhibit" or "heads".
         method: the title of the explanation on trial; None where attention itself is, or all explanations are.
-        places: which of the drawn examples run together. That is part of what is asked: a batch differs from its
-            examples one by one in the last bits.
+        places: which of the drawn examples run together; none: all of them do. That is part of what is asked: a batch
+            differs from its examples one by one in the last bits.
         given: what is the same for all units of an audit: fingerprints, options, seed.
     """
 
@@ -33,8 +34,8 @@ class Unit:
     @property
     def part(self) -> str:
         """What it is a part of, in words."""
-        if self.task == EXHIBIT:
-            return SHOWN
+        if self.task in PARTS:
+            return PARTS[self.task]
         return self.task if self.method is None else f"{self.task} · {self.method}"
 
     @cached_property

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from regard.attention import Part, Rerun, Site, Trace, edits
+from regard.attention import Part, Rerun, Site, Trace
+from regard.attention.integrating import Rule, integral
 from regard.attention.paths import Layers, from_layers, must_have_score, no_layers
 from regard.attention.sites import Weigh
-from regard.errors import OptionError, choose, whole_numbers
 from regard.types import Scores
 
 FAMILY = "attention"
@@ -33,7 +32,7 @@ def integrated(
     trace: Trace,
     *,
     steps: int = 20,
-    rule: Literal["midpoint", "left", "right"] = "midpoint",
+    rule: Rule = "midpoint",
     layers: Layers = "last",
     per_layer: bool = False,
     per_head: bool = False,
@@ -59,16 +58,12 @@ def integrated(
         per_head: all heads: ``(head, key)``.
         matrix: all queries: ``(query, key)``.
     """
-    choose("rule", rule, ("midpoint", "left", "right"))
-    (steps,) = whole_numbers("steps", steps)
-    if steps < 1:
-        raise OptionError(f"steps={steps} must be 1 or more.")
     must_have_score(trace)
     rerun = Rerun(trace.subject, trace.batch)
     changes, errors = [], []
 
     def weigh_at(site: Site) -> Weigh:
-        gradient, change = _integral(trace, rerun, site, steps, rule)
+        gradient, change = integral(trace, rerun, site, steps, rule)
         along = replace(site, out_gradient=gradient)
 
         def product(tile: Tensor, part: Part) -> Tensor:
@@ -87,17 +82,3 @@ def integrated(
     )
     facts = {"change": torch.stack(changes, 1), "completeness_error": torch.stack(errors, 1)}
     return Scores(found.rows, found.source, found.axes, facts)
-
-
-def _integral(trace: Trace, rerun: Rerun, site: Site, steps: int, rule: str) -> tuple[Tensor, Tensor]:
-    """∫∂F/∂out dα ``(example, head, query, channel)``, and F(A) − F(0·A) ``(example,)``."""
-    offset = {"midpoint": 0.5, "left": 0.0, "right": 1.0}[rule]
-    alphas = (torch.arange(steps) + offset) / steps
-
-    def score(output: Tensor) -> Tensor:
-        return trace.subject.score(output, trace.target, trace.of).values
-
-    total, _ = rerun.gradient(edits.scale(alphas, sites=site.index), steps, site.index, score)
-    nothing = score(rerun(edits.scale(0.0, sites=site.index)))
-    assert trace.score is not None
-    return total / steps, trace.score.values - nothing

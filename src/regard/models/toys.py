@@ -133,20 +133,22 @@ class Layer(nn.Module):
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
         super().__init__()
-        width = max(len(query), len(value))
+        width, idle = max(len(query), len(value)), {"query": 0, "key": 1, "value": 1, "out": 0}
         for name, weight in {"query": query, "key": key, "value": value, "out": out.T}.items():
-            self.register_buffer(name, F.pad(weight, (0, 0, 0, width - len(weight))))  # equal sizes for the kernel
+            wired = F.pad(weight, (0, 0, 0, width - len(weight)))  # equal sizes for the kernel
+            self.register_buffer(name, torch.cat([wired, idle[name] * wired]))  # (head · channel, width of the stream)
         self.query: Tensor
         self.key: Tensor
         self.value: Tensor
         self.out: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the wired head writes into the stream."""
-        q, k, v = (x @ weight.T for weight in (self.query, self.key, self.value))
-        heads = (torch.stack([q, 0 * q], 1), torch.stack([k, k], 1), torch.stack([v, v], 1))
-        wired, _ = F.scaled_dot_product_attention(*heads, is_causal=True, scale=1.0).unbind(1)
-        return wired @ self.out
+        """What the heads write into the stream."""
+        q, k, v = (
+            (x @ weight.T).unflatten(-1, (2, -1)).transpose(1, 2) for weight in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)  # example head row channel
+        return mixed.transpose(1, 2).flatten(2) @ self.out
 
 
 def induction(tokens: int = 16, positions: int = 64) -> Induction:

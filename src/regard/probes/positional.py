@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.glimpses import Glimpse
+from regard.glimpses import Glimpse, unordered
 from regard.probed import Array
 
 EACH = "row"
@@ -18,6 +18,7 @@ CITE = "voita2019analyzing"
 OFFSETS = (-2, -1, 0, 1, 2)
 PARTS = ("2 before", "previous", "self", "next", "2 after")
 LEAST = 0.9  # Voita et al.: a head is positional if that many of its rows look there
+cannot = unordered
 
 
 def positional(glimpse: Glimpse) -> Tensor:

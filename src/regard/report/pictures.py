@@ -14,6 +14,7 @@ from regard import draw
 from regard.draw.picture import plain
 from regard.errors import OptionError
 from regard.finding import Finding, said
+from regard.probed import Probed
 from regard.report.wording import SHORT, stated
 
 TAG = re.compile(r"<[^<>]*>")  # Vega escapes < and > in texts and attributes
@@ -73,6 +74,20 @@ def chart(finding: Finding, which: str) -> dict[str, Any] | None:
         return None
     alt = f"{picture.title}: {picture.caption} {finding.about}: {stated(finding.interval)}."
     return {"title": plain(which), "caption": plain(picture.caption), "svg": inline(picture, alt)}
+
+
+def probe_charts(probed: Probed) -> list[dict[str, Any]]:
+    """The grid of a probe, and its charts."""
+    drawn = []
+    grid = [None] if "value" in probed.values and probed.values["value"].notna().any() else []
+    for which in [*grid, *probed.charts]:
+        picture = probed.plot(which)
+        alt = f"{picture.title}: {probed.about}. {picture.caption}"
+        caption = picture.caption if which else ""
+        drawn.append(
+            {"title": plain(which or "layers × heads"), "caption": plain(caption), "svg": inline(picture, alt)}
+        )
+    return drawn
 
 
 def _shorter(match: re.Match[str]) -> str:

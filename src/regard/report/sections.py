@@ -16,7 +16,8 @@ from regard.audited import Audit
 from regard.draw.picture import plain
 from regard.finding import MOST_ROWS, Finding, of_columns, readable
 from regard.judging import CANNOT_TELL
-from regard.report.pictures import chart, gauge
+from regard.probed import Probed
+from regard.report.pictures import chart, gauge, probe_charts
 from regard.report.wording import SHORT, number, sentence, setting, small, stated
 
 SHADES = 10  # steps from nothing to the largest
@@ -115,9 +116,51 @@ def matrix(audit: Audit) -> dict[str, Any] | None:
     return {"across": [*map(plain, across)], "rows": rows}
 
 
+def heads(audit: Audit) -> list[dict[str, Any]]:
+    """What each probe found out about heads and layers."""
+    if audit.heads is None:
+        return []
+    papers = audit.about.get("references", {})
+    return [
+        {
+            "name": plain(name), "about": plain(one.about), "sentence": plain(one.sentence),
+            "cite": plain(papers.get(one.cite, one.cite)), "warnings": [*map(plain, one.warnings)],
+            "charts": probe_charts(one),
+            "tables": [_table(title, some, f"h{at}-{place}")
+                       for place, (title, some) in enumerate(_probe_tables(one).items())],
+        }
+        for at, (name, one) in enumerate(audit.heads.probed.items())
+    ]  # fmt: skip
+
+
+def roles(audit: Audit) -> dict[str, Any] | None:
+    """The heads that have a role, and how alike probes rank heads."""
+    found = None if audit.heads is None else audit.heads.roles()
+    return None if found is None or found.empty else _table("roles", found, "roles")
+
+
+def _probe_tables(one: Probed) -> dict[str, pd.DataFrame]:
+    """All numbers of a probe: of heads, and what else it found."""
+    values = {} if one.values.empty else {"heads": one.values}
+    return {**values, **{name: table for name, table in one.tables.items() if name != "parts"}}
+
+
+def _said_of_heads(audit: Audit) -> dict[tuple[str, int], str]:
+    """Of each head, by site and number, its roles and how important it is, in words."""
+    if audit.heads is None:
+        return {}
+    said: dict[tuple[str, int], list[str]] = {}
+    for row in audit.heads.roles().to_dict(orient="records"):
+        said.setdefault((row["site"], row["head"]), []).append(f"{row['role']} ({row['value']:.2f})")
+    importance = audit.heads.probed.get("importance")
+    for row in () if importance is None else importance.values.to_dict(orient="records"):
+        said.setdefault((row["site"], row["head"]), []).append(f"importance {row['value']:.2f}")
+    return {head: plain(", ".join(some)) for head, some in said.items()}
+
+
 def examples(audit: Audit, maps: Iterable[str]) -> list[dict[str, Any]]:
     """Texts to look at: shaded by each explanation, and the heads that looked at them."""
-    known = {*maps}
+    known, said = {*maps}, _said_of_heads(audit)
     return [
         {
             "name": plain(one["example"]), "predicted": plain(one["predicted"]), "target": plain(one["target"]),
@@ -127,7 +170,7 @@ def examples(audit: Audit, maps: Iterable[str]) -> list[dict[str, Any]]:
             "refused": [(plain(title), plain(why)) for title, why in one.get("refused", {}).items()],
             "lines": [{"title": plain(title), "words": _shaded(_told(one), scores)}
                       for title, scores in one["scores"].items()],
-            "panels": [_panel(panel, known) for panel in one.get("panels", ())],
+            "panels": [_panel(panel, known, said) for panel in one.get("panels", ())],
         }
         for one in audit.exhibits
     ]  # fmt: skip
@@ -216,15 +259,16 @@ def _shaded(words: Sequence[str], scores: Sequence[float]) -> list[dict[str, str
     ]
 
 
-def _panel(panel: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Its sites, the last first, and in each the heads, the one that moves the output most first."""
+def _panel(panel: Mapping[str, Any], known: set[str], said: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+    """Its sites, the last first, and in each the heads, the one that moves the output most first, with their roles."""
     top = max((abs(one) for site in panel["effects"] for one in site), default=0.0)
     sites, first = [], 0
     for place, (name, effects) in enumerate(zip(panel["sites"], panel["effects"], strict=True)):
         heads = [
-            {"head": at, "index": first + at, "said": small(one, top), "shade": _shade(one, top), "effect": one}
+            {"head": at, "index": first + at, "said": small(one, top), "shade": _shade(one, top), "effect": one,
+             "role": said.get((name, at), "")}
             for at, one in enumerate(effects)
-        ]
+        ]  # fmt: skip
         sites.append({"number": place, "name": plain(name), "heads": sorted(heads, key=lambda one: -one["effect"])})
         first += len(effects)
     return {
@@ -236,17 +280,27 @@ def _panel(panel: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
 def _files(audit: Audit) -> list[dict[str, str]]:
     """All tables as CSV in links of their own, and raw values, a row for each example, as far as there is room."""
     files, room = [], RAW
+    for at, (probe, probed) in enumerate(audit.heads.probed.items() if audit.heads else ()):
+        for place, (name, table) in enumerate(_probe_tables(probed).items()):
+            files.append(_file(f"h{at}-{place}", ("heads", probe, name), table))
+    if audit.heads and len(found := audit.heads.roles()):
+        files.append(_file("roles", ("heads", "roles"), found))
     for at, (title, one) in enumerate(audit.findings):
         for place, (name, table) in enumerate([*one.tables.items(), ("values", one.values)]):
-            link = "data:text/csv;charset=utf-8," + quote(_csv(table), safe=" ,;:/()[]{}=+*'!|$@?")
             raw = table is one.values
-            room -= len(link) if raw else 0
-            link = "" if raw and room < 0 else link
-            file = "-".join(re.sub(r"\W+", "_", str(part)).strip("_") for part in (one.trial, title, name) if part)
-            files.append({"key": f"f{at}-{place}", "file": f"{plain(file)}.csv", "link": link,
-                          "said": f"{one.trial}{f' · {plain(title)}' if title else ''} · {plain(name)}",
-                          "rows": f"{len(table):,}"})  # fmt: skip
+            file = _file(f"f{at}-{place}", (one.trial, title, name), table)
+            room -= len(file["link"]) if raw else 0
+            files.append(file | ({"link": ""} if raw and room < 0 else {}))
     return files
+
+
+def _file(key: str, parts: Iterable[str | None], table: pd.DataFrame) -> dict[str, str]:
+    """A table as CSV in a link of its own."""
+    named = [str(part) for part in parts if part]
+    file = "-".join(re.sub(r"\W+", "_", part).strip("_") for part in named)
+    link = "data:text/csv;charset=utf-8," + quote(_csv(table), safe=" ,;:/()[]{}=+*'!|$@?")
+    return {"key": key, "file": f"{plain(file)}.csv", "link": link, "said": " · ".join(map(plain, named)),
+            "rows": f"{len(table):,}"}  # fmt: skip
 
 
 def _csv(table: pd.DataFrame) -> str:

@@ -23,6 +23,7 @@ from regard.subjects.tokens import (
     Reader,
     check_options,
     check_vocabulary,
+    decode,
     decoded_features,
     described,
     device_of,
@@ -30,7 +31,7 @@ from regard.subjects.tokens import (
     single_token,
     spread,
 )
-from regard.types import Batch, How, Of, Score, Special, Targets
+from regard.types import Batch, Features, How, Of, Score, Special, Targets, Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +127,25 @@ class CausalSubject:
         if "position_ids" in self._accepts:
             tensors["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
         return Batch(tensors, mask.bool(), features)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What texts may be made of: all tokens but special and added ones."""
+        odd = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        ids = [token for token in range(len(self.tokenizer)) if token not in odd]
+        return Vocabulary(torch.tensor(ids), self.tokenizer.bos_token_id)
+
+    def of_ids(self, ids: Tensor) -> Batch:
+        """Numbers of tokens ``(example, row)`` as a batch; each token counts as a word."""
+        limit, ids = self.reader.limit, ids.to(device_of(self.model))
+        if limit is not None and ids.shape[1] > limit and self.reader.over_limit != "allow":
+            raise TooLong(f"ids: {ids.shape[1]} tokens in a row, but the model takes {limit}.")
+        odd = {decode(self.tokenizer, [token]) for token in self.tokenizer.all_special_ids}
+        names = [[decode(self.tokenizer, [token]) for token in row] for row in ids.tolist()]
+        tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if "position_ids" in self._accepts:
+            tensors["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return Batch(tensors, ids >= 0, tuple(Features.named(row, range(len(row)), odd) for row in names))
 
     def probe(self, batch: Batch) -> Batch:
         """Two short prompts, one of them padded."""

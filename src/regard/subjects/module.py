@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import EmptyInput, InputError, NotServed, OptionError, SubjectError, WrongTarget, choose
 from regard.subjects import targets
 from regard.subjects.tokens import described, spread
-from regard.types import Batch, Features, How, Of, Score, Source, Special, Targets
+from regard.types import Batch, Features, How, Of, Score, Source, Special, Targets, Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,7 @@ class ModuleSubject:
     head: targets.Head
     special: Special
     baseline: Tensor | None = None
+    vocabulary: Vocabulary | None = None
 
     __repr__ = described
 
@@ -61,6 +62,12 @@ class ModuleSubject:
             seen = self._real("source_padding", self.source_padding, named, shape, device)
             source = Source(seen, tuple(self._features(self.source, one) for one in seen))
         return Batch(named, real, tuple(self._features(self.features, one) for one in real), source=source)
+
+    def of_ids(self, ids: Tensor) -> Batch:
+        """Numbers of tokens ``(example, row)`` as a batch, for modules that take these."""
+        if ids.shape[1] != len(self.features):
+            raise InputError(f"ids: {ids.shape[1]} tokens in a row, but the module has {len(self.features)} features.")
+        return self.encode(ids)
 
     def probe(self, batch: Batch) -> Batch:
         """The first example."""
@@ -120,6 +127,8 @@ class ModuleSubject:
             numbers = table[names].to_numpy(dtype=float)
         except (TypeError, ValueError) as problem:
             raise InputError(f"inputs: columns {names!r} must hold numbers: {problem}.") from None
+        if self.vocabulary is not None:
+            return torch.tensor(numbers).long()
         parameter = next(self.model.parameters(), torch.zeros(()))
         return torch.tensor(numbers).to(parameter)
 
@@ -164,6 +173,7 @@ def module(
     output: Literal["softmax", "sigmoid", "binary", "regression", "embedding"] = "softmax",
     special: Special = "keep",
     baseline: Tensor | None = None,
+    vocabulary: int | None = None,
 ) -> ModuleSubject:
     """Any PyTorch module as a subject.
 
@@ -185,6 +195,7 @@ def module(
         baseline: ``(feature,)``: what stands in for a feature that is removed, such as the mean of its column; for
             modules one of whose inputs is ``(example, feature)``, special features not counted. With two sequences
             those of the source are removed.
+        vocabulary: how many tokens there are, for language models that take their numbers ``(example, row)``.
     """
     if not isinstance(model, nn.Module):
         raise SubjectError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module.")
@@ -222,6 +233,7 @@ def module(
     return ModuleSubject(
         model, forward, names, frozenset(special_features), readout, padding,
         None if source is None else tuple(source), source_padding, head, special, baseline,
+        None if vocabulary is None else Vocabulary(torch.arange(vocabulary), None),
     )  # fmt: skip
 
 

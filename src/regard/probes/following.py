@@ -1,0 +1,21 @@
+"""How much does a head look one token ahead?"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.glimpses import Glimpse, unordered
+
+EACH = "row"
+ABOUT = "share on the token after"
+NEEDS = ("weights",)
+CITE = "clark2019does"
+cannot = unordered
+
+
+def following(glimpse: Glimpse) -> Tensor:
+    """A_q,q+1: ``(example, head, row)``; NaN in the last row, and where queries and keys are not one sequence.
+
+    A decoder cannot look ahead: there it is 0.
+    """
+    return glimpse.at(1)
