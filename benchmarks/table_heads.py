@@ -38,11 +38,8 @@ def profiles(found: regard.Heads) -> dict[int, np.ndarray[Any, Any]]:
     """By layer ``(head, column)``; layers that look at no column are left out."""
     shares = found["columns"].tables["shares"]
     names = [one for one in shares.columns if one not in ("layer", "site", "kind", "head")]
-    return {
-        int(str(layer)): some[names].to_numpy()
-        for layer, some in shares.groupby("layer")
-        if some[names].notna().all(axis=None)
-    }
+    layers = {int(str(layer)): some[names] for layer, some in shares.groupby("layer")}
+    return {layer: some.to_numpy() for layer, some in layers.items() if some.notna().all(axis=None)}
 
 
 def alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:

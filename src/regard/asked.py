@@ -20,7 +20,10 @@ QUICK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("comprehensiveness", {"repeats": 2}),
 )  # fmt: skip
 METHODS = ("raw", "rollout", "grad_rollout")
-PROBES: tuple[str | tuple[str, dict[str, Any]], ...] = ("entropy", "distance", "special", "positional", "importance")
+PROBES: tuple[str | tuple[str, dict[str, Any]], ...] = (
+    "entropy", "distance", "special", "positional", "pattern", "importance",
+    ("pruning", {"by": ["importance"], "random": 3, "steps": 5}),
+)  # fmt: skip
 EXAMPLES = {"quick": 200, "other": 500}
 Asked = str | tuple[str, Mapping[str, Any]]
 

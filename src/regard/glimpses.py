@@ -29,6 +29,7 @@ from regard.types import Batch, Features, Of, Source, Targets
 Array = NDArray[np.float64]
 LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
 PIECE = "\ufffd"  # what a token that is a part of a letter is decoded to
+ONE_SEQUENCE = ("self", "encoder", "decoder")  # kinds of sites whose queries and keys are the same rows
 ROWS = 128  # of one site at a time; what probes make of them fits into the cache
 
 
@@ -96,7 +97,7 @@ class Glimpse:
     @cached_property
     def offset(self) -> Tensor | None:
         """``(row, key)``: how far behind the query each key is (negative: before it); None: not one sequence."""
-        if self.site.kind not in ("self", "encoder", "decoder") or self.site.rows is not None:
+        if self.site.kind not in ONE_SEQUENCE or self.site.rows is not None:
             return None
         keys = torch.arange(self.weights.shape[-1], device=self.rows.device)
         return keys - self.rows[:, None]
@@ -162,8 +163,14 @@ def row_means(trace: Trace, site: Site, asked: Mapping[str, tuple[Look, int]]) -
 
 
 def unordered(subject: Any, trace: Trace) -> str | None:
-    """Why distances mean nothing: for ``cannot`` of probes that are about them."""
+    """Why places mean nothing: for ``cannot`` of probes that are about them."""
     return "the columns of a table have no order." if hasattr(subject, "schema") else None
+
+
+def apart(subject: Any, trace: Trace) -> str | None:
+    """Why no key can be told by where the query is: for ``cannot`` of probes that compare the two."""
+    beside = any(site.kind in ONE_SEQUENCE for site in trace.sites)
+    return None if beside else "at no site of the model are queries and keys one sequence."
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,10 +317,19 @@ def loss_of(subject: Any, examples: Sequence[Example], target: Targets = None) -
         raise NotServed("the model has no classes: pass target=, a function of its output.")
     if labelled:
         return Loss(subject, "logprob", "cross-entropy of the labels",
-                    lambda some: [class_of(subject.head, one.label) for one in some])  # fmt: skip
+                    lambda some: [class_of(subject.head, _label(one)) for one in some])  # fmt: skip
     return Loss(subject, "logprob", "−log p of what is predicted", lambda _: None)
 
 
 def _minus_error(examples: Sequence[Example]) -> Targets:
-    truth = torch.tensor([float(one.label or 0) for one in examples], dtype=torch.float64)
+    try:
+        truth = torch.tensor([float(_label(one)) for one in examples], dtype=torch.float64)
+    except (TypeError, ValueError) as problem:
+        raise InputError(f"labels must be numbers, as the model's output is: {problem}.") from None
     return lambda output: -((output[:, 0] - truth.to(output)) ** 2)
+
+
+def _label(one: Example) -> Any:
+    if one.label is None:
+        raise InputError(f"example {one.id!r} has no label, and others have. Leave it out.")
+    return one.label

@@ -154,9 +154,8 @@ def judge_of(survey: Survey) -> Judge:
         return Judge("accuracy", lambda output, _, examples: fits(subject, output, examples))
     if decides:
         return Judge("agreement with the whole model", lambda output, whole, _: _same_class(subject, output, whole))
-    return Judge(
-        f"−({loss.about})", lambda output, whole, examples: -_numbers(losses(loss, whole, examples)(output))
-    )  # fmt: skip
+    about = f"minus {loss.about}".removeprefix("minus minus ").replace("minus −", "")
+    return Judge(about, lambda output, whole, examples: -_numbers(losses(loss, whole, examples)(output)))
 
 
 def gated_scores(survey: Survey, judge: Judge, gates: Array) -> Array:
@@ -203,12 +202,6 @@ def halves(survey: Survey, what: str) -> tuple[Survey, Survey]:
         for some in (order[: count // 2], order[count // 2 :])
     )
     return first, second
-
-
-def interval(drawn: Array) -> tuple[Array, Array]:
-    """The ends of the 95 % interval of ``(1 + draw, …)``."""
-    low, high = np.quantile(drawn[1:], [0.025, 0.975], axis=0)
-    return low, high
 
 
 def _batches(survey: Survey, what: str, subject: Any) -> Iterator[tuple[list[int], Batch, list[Example]]]:

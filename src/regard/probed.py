@@ -19,6 +19,7 @@ from regard.finding import MOST_ROWS, as_frame, as_plain, charted, readable
 from regard.measures.ranks import spearman_drawn
 
 SUITE = "regard.heads/1"
+NO_ROLE = ("heterogeneous",)  # words that say of a head that it has none
 HEAD = ["layer", "site", "kind", "head"]  # what a head is known by
 Array = NDArray[np.float64]
 
@@ -112,7 +113,7 @@ class Heads:
     def roles(self) -> pd.DataFrame:
         """The heads that some probe has a word for: layer, site, head, probe, role, value."""
         some = [
-            one.values[one.values["label"] != ""].assign(probe=name).rename(columns={"label": "role"})
+            one.values[~one.values["label"].isin(["", *NO_ROLE])].assign(probe=name).rename(columns={"label": "role"})
             for name, one in self.probed.items() if "label" in one.values
         ]  # fmt: skip
         columns = ["layer", "site", "head", "probe", "role", "value"]

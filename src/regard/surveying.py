@@ -220,7 +220,10 @@ class Round:
                     sums[name].add(values, lots)
                 del seen  # before the next one is made
                 counter.advance(len(places))
-        return {name: self._finished(*asked[name], sums[name].means(), loss) for name in asked}
+        found = {name: self._finished(*asked[name], sums[name].means(), loss) for name in asked}
+        nothing = [name for name, one in found.items() if one.values["value"].isna().all()]
+        refused |= dict.fromkeys(nothing, "it is defined for no head of this model.")
+        return {name: one for name, one in found.items() if name not in nothing}
 
     def _traces(self, loss: Loss | None) -> Iterator[tuple[list[int], Trace]]:
         """Batches of like lengths; with gradients of the loss, if there is one."""

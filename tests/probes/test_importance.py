@@ -18,7 +18,7 @@ from regard.data import Dataset, Example
 from regard.probes.importance import importance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
-from oracles import bert, encoded, llama
+from oracles import SMALL, bert, encoded, llama, seeded
 
 TEXTS = ["a moving film", "dull, and it never ends: an unbelievably overlong film", "so it is", "no"]
 HEADS, SIZE = 4, 8

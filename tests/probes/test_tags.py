@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import regard
-from regard.worded import halves
+from regard.errors import NotServed
+from regard.halving import halves
 
 sys.path.insert(0, str(Path(__file__).parent))
-from wired import SIZE, sentences, wired
+from wired import SIZE, sentences, untrained, wired
 
 
 def to_verbs():
@@ -43,42 +44,61 @@ def test_heads_that_look_at_all_words_alike_are_at_the_base_rate():
     assert found.values["label"][2:].tolist() == ["", ""]
 
 
-def test_the_numbers_are_those_of_the_definition(minilm):
-    data = sentences(10, seed=2, tags=("A", "B", "C"))
-    found = regard.heads(minilm, data, probes=["tags"], draws=10)["tags"]
-    scoring = halves(type("S", (), {"seed": 0, "examples": tuple(data)}))
-    sums = {half: np.zeros((3, 72)) for half in (False, True)}
-    count = {False: 0, True: 0}
-    base = np.zeros(3)
-    for place, example in enumerate(data):
-        trace = regard.trace(minilm, example.input)
-        (features,) = trace.batch.features
-        words = example.marks["words"]
-        rows = [[r for r, (a, b), w in zip(features.rows, features.spans, features.word, strict=True)
-                 if w is not None and one.start <= a < one.end] for one in words]  # fmt: skip
-        weights = np.concatenate([site.weights()[0].double().numpy() for site in trace.sites])
-        half = bool(scoring[place])
-        count[half] += len(words)
-        for looks in rows:
-            seen = np.array(
-                [[np.mean([sum(matrix[q, k] for k in at) for q in looks]) for at in rows] for matrix in weights]
-            )
-            for tag in range(3):
-                mine = [one.tag == "ABC"[tag] for one in words]
-                sums[half][tag] += seen[:, mine].sum(-1) / seen.sum(-1) - np.mean(mine)
-                base[tag] += np.mean(mine) if half else 0.0
+def test_an_untrained_model_has_none():
+    found = regard.heads(untrained(), sentences(60, seed=1), probes=["tags"])["tags"]
+    assert set(found.values["label"]) == {""}
+
+
+def literal(subject, data, names, causal):
+    """By half and tag: what each head gives, what an even look gives, and all; token by token, in float64."""
+    halved = halves(type("S", (), {"seed": 0, "examples": tuple(data)}))
+    sums = {half: np.zeros((3, len(names), 0)) for half in (0, 1)}
+    for half, places in enumerate(halved):
+        for place in places:
+            example = list(data)[place]
+            trace = regard.trace(subject, example.input)
+            (features,) = trace.batch.features
+            words = example.marks["words"]
+            word_of = {
+                row: number for number, one in enumerate(words)
+                for row, (a, b), w in zip(features.rows, features.spans, features.word, strict=True)
+                if w is not None and example.input[a:b].strip()
+                and one.start <= a + (example.input[a:b][:1] == " ") < one.end
+            }  # fmt: skip
+            weights = np.concatenate([site.weights()[0].double().numpy() for site in trace.sites])
+            sums[half] = sums[half] if sums[half].shape[2] else np.zeros((3, len(names), len(weights)))
+            for q, looks in word_of.items():
+                r = 1 / sum(one == looks for one in word_of.values())
+                sees = [k for k in word_of if not causal or k <= q]
+                mass = weights[:, q, sees].sum(-1)
+                for tag, name in enumerate(names):
+                    mine = [k for k in sees if words[word_of[k]].tag == name]
+                    sums[half][:, tag] += r * np.stack(
+                        [weights[:, q, mine].sum(-1), mass * len(mine) / len(sees), mass]
+                    )
+    return sums
+
+
+@pytest.mark.parametrize(("model", "causal"), [("minilm", False), ("smollm", True)])
+def test_the_numbers_are_those_of_the_definition(model, causal, request):
+    subject = request.getfixturevalue(model)
+    data = sentences(8, seed=2, tags=("A", "B", "C"))
+    (found,) = regard.heads(subject, data, probes=[("tags", {"least": 2})], draws=10).probed.values()
+    sums = literal(subject, data, "ABC", causal)
+    early, late = ((sums[half][0] - sums[half][1]) / sums[half][2] for half in (0, 1))
+    heads = found.values.groupby("layer").size().iloc[0]
     for one in found.tables["tags"].itertuples():
-        tag, best = "ABC".index(one.tag), one.layer * 12 + one.head
-        assert sums[False][tag][best] == pytest.approx(sums[False][tag].max(), abs=1e-5)
-        assert one.difference == pytest.approx(sums[True][tag][best] / count[True], abs=1e-5)
-        assert one.base == pytest.approx(base[tag] / count[True], abs=1e-12)
+        tag, best = "ABC".index(one.tag), one.layer * heads + one.head
+        assert early[tag, best] == pytest.approx(early[tag].max(), abs=1e-5)
+        assert one.difference == pytest.approx(late[tag, best], abs=1e-5)
+        assert one.share == pytest.approx((sums[1][0] / sums[1][2])[tag, best], abs=1e-5)
+    own = early.argmax(0)
+    assert found.values["value"].to_numpy() == pytest.approx(late[own, np.arange(late.shape[1])], abs=1e-5)
 
 
-def test_a_decoder_sees_what_is_before(smollm):
-    data = sentences(6, seed=4)
-    found = regard.heads(smollm, data, probes=["tags"], draws=5)["tags"]
-    scoring = halves(type("S", (), {"seed": 0, "examples": tuple(data)}))
-    rates = [np.mean([one.tag == "VERB" for one in words[: i + 1]])
-             for half, example in zip(scoring, data, strict=True) if half
-             for words in [example.marks["words"]] for i in range(len(words))]  # fmt: skip
-    assert found.tables["tags"].set_index("tag").loc["VERB", "base"] == pytest.approx(np.mean(rates), abs=1e-9)
+def test_too_few_words_are_said(minilm):
+    with pytest.raises(NotServed, match=r"no part of speech has 20 words in each half of them: NOUN \(\d+\), VERB"):
+        regard.heads(minilm, sentences(4), probes=["tags"])
+    found = regard.heads(wired(), sentences(60, tags=("A",) * 9 + ("B", "C")), probes=["tags"], draws=10)["tags"]
+    assert "C" not in set(found.tables["tags"]["tag"])
+    assert any("C (" in one for one in found.warnings)

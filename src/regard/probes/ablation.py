@@ -8,7 +8,7 @@ import pandas as pd
 from regard.glimpses import Survey
 from regard.mattering import How, gate_gradients, per_layer, rises
 from regard.measures.ranks import spearman_drawn
-from regard.probed import Array, Probed, tabled
+from regard.probed import Probed, tabled
 
 EACH = "case"
 ABOUT = "rise of the loss without the head"
@@ -34,18 +34,19 @@ def ablation(survey: Survey, *, how: How = "zero") -> Probed:
     cheap = {"gate gradient": slopes, "of length 1 in each layer": per_layer(slopes, survey.index["layer"].to_numpy())}
     rows = [
         {"gradient": name, "ablation": what, **spearman_drawn(x, y), "heads": y.shape[1]}
-        for name, x in cheap.items() for what, y in true.items() if np.ptp(x[0]) > 0 and np.ptp(y[0]) > 0
+        for name, x in cheap.items() for what, y in true.items()
+        if y.shape[1] > 2 and np.ptp(x[0]) > 0 and np.ptp(y[0]) > 0
     ]  # fmt: skip
     agreement = pd.DataFrame(rows, columns=["gradient", "ablation", "spearman", "low", "high", "heads"])
     values = tabled(survey.index, drawn)
     return Probed(
-        "ablation", f"{ABOUT} ({survey.loss.about})", values, _sentence(values, drawn, agreement),
+        "ablation", f"{ABOUT} ({survey.loss.about})", values, _sentence(values, agreement),
         {"agreement": agreement, "size": tabled(survey.index, true["size of the change"])}, drawn=drawn,
     )  # fmt: skip
 
 
-def _sentence(values: pd.DataFrame, drawn: Array, agreement: pd.DataFrame) -> str:
-    worst = values.iloc[int(np.nanargmax(values["value"]))]
+def _sentence(values: pd.DataFrame, agreement: pd.DataFrame) -> str:
+    worst = values.loc[values["value"].idxmax()]
     worse, better = int((values["low"] > 0).sum()), int((values["high"] < 0).sum())
     said = (
         f"The loss rises most without head {worst['head']} of layer {worst['layer']}, by {worst['value']:.3g} "

@@ -14,7 +14,7 @@ from regard.glimpses import Glimpse, Survey
 from regard.probed import Probed
 
 EACH = "case"
-ABOUT = "share of raised logits that is on the tokens looked at, from −1 to 1"
+ABOUT = "share of raised logits on what is looked at, from −1 to 1"
 NEEDS = ("weights", "projections", "tokens")
 CITE = "olsson2022context"
 

@@ -10,7 +10,7 @@ from regard.glimpses import Glimpse, Survey
 from regard.probed import Probed
 
 EACH = "case"
-ABOUT = "attention to earlier occurrences of the same token, on repeated random text"
+ABOUT = "attention to the same token before, on repeated random text"
 NEEDS = ("weights", "tokens")
 CITE = "olsson2022context"
 LEAST = 0.4

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from regard.glimpses import Glimpse, unordered
+from regard.attention import Trace
+from regard.glimpses import Glimpse, apart, unordered
 
 EACH = "row"
 ABOUT = "share on the token after"
 NEEDS = ("weights",)
 CITE = "clark2019does"
-cannot = unordered
+
+
+def cannot(subject: Any, trace: Trace) -> str | None:
+    """Distances need an order, and queries among the keys."""
+    return unordered(subject, trace) or apart(subject, trace)
 
 
 def following(glimpse: Glimpse) -> Tensor:

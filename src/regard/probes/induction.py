@@ -11,7 +11,7 @@ from regard.glimpses import Glimpse, Survey
 from regard.probed import Probed
 
 EACH = "case"
-ABOUT = "attention to what followed the same token before, on repeated random text"
+ABOUT = "prefix matching on repeated random text"
 NEEDS = ("weights", "tokens")
 CITE = "olsson2022context"
 LEAST = 0.4

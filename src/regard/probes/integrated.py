@@ -44,7 +44,7 @@ def integrated(survey: Survey, *, steps: int = 20, rule: Rule = "midpoint") -> P
     most = values.iloc[int(np.nanargmax(values["value"]))]
     what = "what is explained" if survey.scalar == "logit" else "the probability of what is predicted"
     sentence = (
-        f"A single weight of head {most['head']} of layer {most['layer']} accounts for most of {what}: "
-        f"{most['value']:.3g} [{most['low']:.3g}, {most['high']:.3g}] at its largest, in the mean over examples."
+        f"Single weights matter most in head {most['head']} of layer {most['layer']}: in the mean over examples the "
+        f"largest accounts for {most['value']:.3g} [{most['low']:.3g}, {most['high']:.3g}] of {what}."
     )
     return Probed("integrated", f"{ABOUT} ({what})", values, sentence, drawn=drawn)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.glimpses import Glimpse
+from regard.glimpses import Glimpse, apart
 
 EACH = "row"
 ABOUT = "share on the token itself"
 NEEDS = ("weights",)
 CITE = "clark2019does"
+cannot = apart
 
 
 def own(glimpse: Glimpse) -> Tensor:

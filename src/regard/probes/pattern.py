@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.glimpses import Glimpse, unordered
+from regard.attention import Trace
+from regard.glimpses import Glimpse, apart, unordered
 from regard.probed import Array
 
 EACH = "row"
@@ -18,7 +19,11 @@ CITE = "kovaleva2019revealing"
 PATTERNS = ("vertical", "diagonal", "vertical + diagonal", "block")
 PARTS = (*PATTERNS, *(f"{one}, by chance" for one in PATTERNS))
 MOST, SOME = 0.5, 0.25  # of what uniform attention leaves over: for a pattern, and for a share in one of two
-cannot = unordered
+
+
+def cannot(subject: Any, trace: Trace) -> str | None:
+    """Distances need an order, and queries among the keys."""
+    return unordered(subject, trace) or apart(subject, trace)
 
 
 def pattern(glimpse: Glimpse) -> Tensor:

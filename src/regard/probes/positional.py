@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.glimpses import Glimpse, unordered
+from regard.attention import Trace
+from regard.glimpses import Glimpse, apart, unordered
 from regard.probed import Array
 
 EACH = "row"
@@ -18,7 +19,11 @@ CITE = "voita2019analyzing"
 OFFSETS = (-2, -1, 0, 1, 2)
 PARTS = ("2 before", "previous", "self", "next", "2 after")
 LEAST = 0.9  # Voita et al.: a head is positional if that many of its rows look there
-cannot = unordered
+
+
+def cannot(subject: Any, trace: Trace) -> str | None:
+    """Distances need an order, and queries among the keys."""
+    return unordered(subject, trace) or apart(subject, trace)
 
 
 def positional(glimpse: Glimpse) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -67,14 +68,14 @@ def pruning(
     largest = _largest(curve, within_cost)
     places = np.argsort(orders[named[0]][0])  # when each head goes
     chart = {
-        "kind": "lines", "table": "curve", "x": "share", "y": "score", "by": "order",
+        "kind": "lines", "table": "curve", "x": "heads", "y": "score", "by": "order",
         "caption": f"{judge} when heads hand on nothing, those that matter least first; 95 % intervals. Orders were "
         f"chosen on {len(chosen.examples)} examples, and scored on {len(judged.examples)} others.",
     }  # fmt: skip
     return Probed(
         "pruning", ABOUT, tabled(survey.index, (places + 1)[None] / count),
         _sentence(largest, judge, within_cost, len(chosen.examples), len(judged.examples)),
-        {"curve": curve, "largest": largest}, {"curve": chart},
+        {"curve": curve, "largest": largest}, {"curve": chart}, warnings=_few(len(judged.examples), judge, within_cost),
     )  # fmt: skip
 
 
@@ -117,6 +118,16 @@ def _largest(curve: pd.DataFrame, cost: float) -> pd.DataFrame:
             kept = some[some[column] < cost].iloc[-1]  # nothing gone costs nothing: there is always one
             rows.append({"order": name, "rule": rule} | kept.drop("order").to_dict())
     return pd.DataFrame(rows)
+
+
+def _few(judged: int, judge: str, cost: float) -> tuple[str, ...]:
+    """Of decisions that none of n examples shows changed, up to 3 / n may change (the rule of three)."""
+    if not judge.startswith(("accuracy", "agreement")) or judged >= 3 / cost:
+        return ()
+    return (
+        f"{judged} examples cannot exclude a cost of {cost:g}: where none of their decisions changes, up to "
+        f"{min(3 / judged, 1):.2g} may be lost on others. Pass {math.ceil(6 / cost)} or more: half are for this.",
+    )
 
 
 def _sentence(largest: pd.DataFrame, judge: str, cost: float, chosen: int, judged: int) -> str:

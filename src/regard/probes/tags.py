@@ -166,6 +166,6 @@ def _sentence(table: pd.DataFrame) -> str:
     first = table.iloc[0]
     return (
         f"{int((table['difference_low'] > 0).sum())} of {len(table)} parts of speech have a head that looks at them "
-        f"more than an even look would; most of all {first['tag']}: layer {first['layer']}, head {first['head']} gives it "
-        f"{first['share']:.0%} of what it gives to words, an even look {first['base']:.0%}."
+        f"more than an even look would; most of all {first['tag']}: layer {first['layer']}, head {first['head']} gives "
+        f"it {first['share']:.0%} of what it gives to words, an even look {first['base']:.0%}."
     )

@@ -221,12 +221,17 @@ class WholeText(CausalSubject):
         """``(example, row)``: log p of the token after each row; 0 at padding and where none comes after."""
         logits: Tensor = self.model(**batch.inputs, **self._uncached).logits[:, :-1]
         said = logits.log_softmax(-1).gather(-1, batch.inputs["input_ids"][:, 1:, None].to(logits.device))[..., 0]
+        said = said.clamp_max(-torch.finfo(said.dtype).tiny)  # a token that is certain is there all the same
         real = batch.real.to(said.device)
         return torch.nn.functional.pad(said * (real[:, 1:] & real[:, :-1]), (0, 1))
 
+    def probe(self, batch: Batch) -> Batch:
+        """Two short texts, one of them padded, in which a token comes after another."""
+        return self.encode([f"a {text}" for text in PROBE])
+
     @staticmethod
     def mean(output: Tensor) -> Tensor:
-        """A target: the mean log p of the tokens of each text."""
+        """A target: the mean log p of the tokens of each text; 0 where none comes after another."""
         return output.sum(-1) / (output != 0).sum(-1).clamp_min(1)
 
     def readout(self, batch: Batch, score: Score | None) -> Tensor:
