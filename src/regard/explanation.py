@@ -344,6 +344,7 @@ def load_explanation(path: str | Path) -> Explanation:
         features: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in plain.pop("features").items()
         }
+        features["spans"] = tuple(tuple(one) for one in features.get("spans", ()))
         plain["features"] = Features(**features)
         plain["scores"] = np.array(plain["scores"], dtype=float).astype(plain.pop("dtype"))
         plain["facts"] = {name: np.array(value, dtype) for name, (dtype, value) in plain["facts"].items()}

@@ -20,13 +20,13 @@ LABELS = ["LABEL_0", "LABEL_1", "LABEL_2"] * 4
 
 def classified(twin, tokenizer, text, label, **do):
     logits = run(twin, encoded(tokenizer, text), **do)
-    return float(F.cross_entropy(logits, torch.tensor([int(label[-1])])))
+    return F.cross_entropy(logits, torch.tensor([int(label[-1])])).item()
 
 
 def continued(twin, tokenizer, text, label, **do):
     inputs = encoded(tokenizer, text, return_token_type_ids=False)
     logits = run(twin, inputs, **do)[0, :-1]
-    return float(F.cross_entropy(logits, inputs["input_ids"][0, 1:]))
+    return F.cross_entropy(logits, inputs["input_ids"][0, 1:]).item()
 
 
 KINDS = {"bert": (bert, regard.text, classified), "llama": (llama, regard.causal, continued)}

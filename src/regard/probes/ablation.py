@@ -46,7 +46,7 @@ def ablation(survey: Survey, *, how: How = "zero") -> Probed:
 
 
 def _sentence(values: pd.DataFrame, agreement: pd.DataFrame) -> str:
-    worst = values.loc[values["value"].idxmax()]
+    worst = values.iloc[int(values["value"].to_numpy().argmax())]
     worse, better = int((values["low"] > 0).sum()), int((values["high"] < 0).sum())
     said = (
         f"The loss rises most without head {worst['head']} of layer {worst['layer']}, by {worst['value']:.3g} "
