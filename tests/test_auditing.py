@@ -20,7 +20,7 @@ from regard.cases import Case
 from regard.errors import InputError, NotServed, OptionError, StoreError, SubjectError
 from regard.foreseeing import foresee
 from regard.jobs.plan import Unit
-from regard.jobs.running import run
+from regard.jobs.running import Runner, run
 from regard.models import toys
 
 TEXTS = ["so so good so", "the plot is awful", "a dull film", "superb and moving", "so bad", "good and bad so so"] * 5
@@ -59,11 +59,11 @@ def test_findings_are_those_of_single_trials(subject, undisturbed):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_order_and_processes_do_not_matter(subject, undisturbed, tmp_path, monkeypatch, workers):
-    def shuffled(work, chunks, *, workers):
+    def shuffled(work, chunks, **where):
         single = [[unit] for chunk in chunks for unit in chunk]
         random.Random(3).shuffle(single)
         assert [unit.id for (unit,) in single] != [unit.id for chunk in chunks for unit in chunk]
-        return run(work, single, workers=workers)
+        return run(work, single, **where)
 
     monkeypatch.setattr(auditing, "run", shuffled)
     regard.audit(subject, TEXTS, out=tmp_path / "run", workers=workers, **ASKED)
@@ -76,8 +76,8 @@ def test_order_and_processes_do_not_matter(subject, undisturbed, tmp_path, monke
 def test_stopped_by_hand_it_goes_on(subject, undisturbed, tmp_path, monkeypatch):
     ran = []
 
-    def stops(work, chunks, *, workers):
-        for unit, result in run(work, chunks, workers=workers):
+    def stops(work, chunks, **where):
+        for unit, result in run(work, chunks, **where):
             if len(ran) == 4:
                 raise KeyboardInterrupt
             ran.append(unit.id)
@@ -366,7 +366,7 @@ def test_what_cannot_be_sent_to_other_processes(subject, tmp_path):
 def test_a_worker_that_dies_loses_nothing(tmp_path):
     units = [[Unit("a", None, (number,), {})] for number in range(4)]
     with pytest.raises(regard.errors.WorkerDied, match="--resume"):
-        list(run(_dies, units, workers=2))
+        list(run(_dies, units, runner=Runner(workers=2)))
 
 
 def _dies(unit):

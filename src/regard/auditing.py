@@ -19,23 +19,25 @@ import torch
 
 from regard.asked import EXAMPLES, METHODS, PROBES, Asked, checked, probes_of, threads_of
 from regard.attention.running import must_be_subject
-from regard.audited import SUITE, Audit, cited
+from regard.audited import Audit
 from regard.cases import Case, Part, Result
-from regard.data import Dataset
+from regard.concluding import concluded
+from regard.data import Dataset, Example
 from regard.data.planted import Planted
-from regard.errors import InputError, OptionError, RegardError, at_least_one, true_or_false
+from regard.errors import OptionError, RegardError, at_least_one, true_or_false
+from regard.excerpts import Parcel, parcels
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
-from regard.finding import Finding
-from regard.fingerprints import of_examples, of_subject, of_versions
+from regard.fingerprints import Fetched, of_examples, of_subject, of_versions
 from regard.jobs.plan import EXHIBIT, HEADS, Unit
-from regard.jobs.running import run
+from regard.jobs.running import Afar, Failed, Runner, run, runner_of
 from regard.jobs.store import Store
 from regard.lessons import Lab, Planned
-from regard.memory import processes, weight
-from regard.progress import Board, Counter
+from regard.memory import OVERHEAD, processes, weight
+from regard.progress import Board
 from regard.recipes import Recipe, described
 from regard.surveying import probed as ask_heads
+from regard.training import settled
 from regard.trying import (
     Drawn,
     Hearing,
@@ -50,6 +52,10 @@ from regard.trying import (
 )
 from regard.types import How, Subject, Targets
 
+MOST_PROBED = 1000  # examples that heads are looked at with
+MOST_KEPT = 1000  # things that units of one process leave for one another
+FACTS = ("labelled", "planted", "scale", "widths")  # what takes all examples to be known
+LOCAL = Runner()
 log = logging.getLogger("regard")
 
 
@@ -69,6 +75,10 @@ def audit(
     redact: bool = False,
     workers: int | None = 1,
     threads: int | None = None,
+    runner: str = "local",
+    address: str | None = None,
+    gpus_per_worker: float = 0.0,
+    timeout: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     command: str = "",
@@ -94,6 +104,10 @@ def audit(
             fit into memory.
         threads: of each process; None: this machine's cores shared among workers. Results are the same to the last bit
             for any number of workers, and not for any number of threads.
+        runner: where the work is done: "local", or "ray", on a cluster.
+        address: of the cluster: "auto", "host:port", "ray://host:port"; None: one is started here, and stopped again.
+        gpus_per_worker: of a cluster; a part of one will do.
+        timeout: seconds of one chunk of work on a cluster, after which it is given up; None: an hour.
         out: the folder of the run, which can go on after it was stopped; None: nothing is kept.
         resume: go on with the run in that folder.
         command: what was typed, for the report.
@@ -107,19 +121,20 @@ def audit(
     """
     if resume and threads is None and out is not None:
         threads = threads_of(out)
+    where = runner_of(runner, workers=workers, address=address, gpus_per_worker=gpus_per_worker, timeout=timeout)
     lab, model = None, cast("Subject", subject)
-    if isinstance(subject, Recipe):
-        checked(methods, trials, out, resume)  # before anything is trained
-        lab = lab_for(subject, data, seed=seed, workers=workers, folder=out)
-        model, data = lab.subject(), lab.test
-    bench = prepared(
-        model, data, lab=lab, methods=methods, trials=trials, probes=probes, target=target, how=how, limit=limit,
-        batch_size=batch_size, seed=seed, shown=shown, redact=redact, workers=workers, threads=threads, command=command,
-    )  # fmt: skip
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
-            return bench.audit(Path(folder), resume=False)
-    return bench.audit(Path(out), resume=resume)
+    with where.open(), contextlib.ExitStack() as stack:
+        if isinstance(subject, Recipe):
+            checked(methods, trials, out, resume)  # before anything is trained
+            lab = lab_for(subject, data, seed=seed, workers=workers, folder=out, runner=where)
+            model, data = lab.subject(), lab.test
+        bench = prepared(
+            model, data, lab=lab, methods=methods, trials=trials, probes=probes, target=target, how=how, limit=limit,
+            batch_size=batch_size, seed=seed, shown=shown, redact=redact, runner=where, threads=threads,
+            command=command,
+        )  # fmt: skip
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="regard-")) if out is None else out
+        return bench.audit(Path(folder), resume=resume and out is not None)
 
 
 def prepared(
@@ -137,24 +152,25 @@ def prepared(
     seed: int = 0,
     shown: int = 12,
     redact: bool = False,
-    workers: int | None = 1,
+    runner: Runner = LOCAL,
     threads: int | None = None,
     command: str = "",
 ) -> Bench:
     """Check everything that `audit` is asked, and read the data; nothing has run yet."""
     must_be_subject(subject)
     explained, tried = checked(methods, trials)
-    must_count(seed, limit=limit, batch_size=batch_size, workers=workers, threads=threads)
+    must_count(seed, limit=limit, batch_size=batch_size, threads=threads)
     if shown:
         at_least_one("shown", shown)
     true_or_false("redact", redact)
     examples = limit or EXAMPLES["quick" if trials == "quick" else "other"]
-    if workers is None:
-        workers = processes(weight(subject.model))
-    cores = torch.get_num_threads()
+    if runner.workers is None and runner.address is None:
+        runner = replace(runner, workers=processes(weight(subject.model)))
+    cores = torch.get_num_threads() if runner.address is None else 1  # of another machine nothing is known
     return Bench(
         subject, draw(data, examples, target, seed), explained, tried, probes_of(probes), how,
-        batch_size, seed, min(shown, examples), redact, workers, threads or max(1, cores // workers), command, lab,
+        batch_size, seed, min(shown, examples), redact, runner, threads or max(1, cores // (runner.workers or 1)),
+        command, lab,
     )  # fmt: skip
 
 
@@ -172,17 +188,43 @@ class Bench:
     seed: int
     shown: int
     redact: bool
-    workers: int
+    runner: Runner
     threads: int
     command: str
     lab: Lab | None = None
     shelf: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to other processes: only planted data is asked for more than its examples."""
+        """What goes to other processes: no examples, as each unit brings its own; planted data is asked for more."""
         data = self.drawn.data if isinstance(self.drawn.data, Planted) else None
+        target = None if isinstance(self.drawn.target, list) else self.drawn.target
         own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return own | {"drawn": replace(self.drawn, data=data), "shelf": {}, "lab": None}
+        drawn = replace(self.drawn, data=data, examples=(), target=target)
+        return own | {"drawn": drawn, "shelf": self.facts, "lab": None}
+
+    @property
+    def facts(self) -> dict[Any, Any]:
+        """What takes all examples to be known, found here; also that it could not be."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            self._case.labelled, self._case.scale  # noqa: B018 - they are kept on the shelf
+        except Exception as problem:  # it is raised where it is asked for
+            self.shelf["scale",] = problem
+        finally:
+            torch.set_num_threads(before)
+        return {key: one for key, one in self.shelf.items() if key[0] in FACTS}
+
+    @property
+    def afar(self) -> Afar:
+        """How it goes to other machines: a model that came from a path is loaded from there, and must be the same."""
+        load = getattr(self.subject, "origin", None)
+        sent = replace(self, subject=Fetched(load, of_subject, of_subject(self.subject))) if load else self
+        return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
+
+    def packed(self, chunk: Sequence[Unit]) -> list[Parcel]:
+        """Units with what they take of the data."""
+        return parcels(chunk, self.drawn, self._case.names, self.seed)
 
     @cached_property
     def called(self) -> tuple[dict[tuple[str, str | None], Hearing], list[dict[str, Any]]]:
@@ -236,7 +278,7 @@ class Bench:
         batches = [tuple(part.places) for part in self._case.parts()]
         cut = [key for key in self.called[0] if not trains(key[0])]
         tried = [self._unit(name, title, places) for name, title in cut for places in batches]
-        first = [self._unit(HEADS, None, ())] if self.probes else []
+        first = [self._unit(HEADS, None, self._probed)] if self.probes else []
         return [*first, *tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
 
     def _unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
@@ -247,6 +289,11 @@ class Bench:
         given |= {"options": options, "method": explained.get(title, explained)}
         return Unit(task, title, places, given)
 
+    @property
+    def _probed(self) -> tuple[int, ...]:
+        """Which examples heads are looked at with: a unit holds them all, so these are not as many as one likes."""
+        return tuple(Dataset.of(self.drawn.examples).places(MOST_PROBED, seed=self.seed))
+
     @cached_property
     def _case(self) -> Case:
         """The examples, without a trial."""
@@ -256,17 +303,24 @@ class Bench:
             seed=self.seed, batch_size=self.batch_size, shelf=self.shelf,
         )  # fmt: skip
 
-    def __call__(self, unit: Unit) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What comes of a unit: a record of plain values, and arrays."""
+    def __call__(self, given: Unit | Parcel) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What comes of a unit: a record of plain values, and arrays. It sees what it would see anywhere else."""
+        if isinstance(given, Unit):
+            self.facts  # noqa: B018 - they are kept on the shelf
+            (given,) = self.packed([given])
+        examples = cast("tuple[Example, ...]", given.examples)
+        return replace(self, drawn=replace(self.drawn, examples=examples, target=given.target))._done(given.unit)
+
+    def _done(self, unit: Unit) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays: dict[str, Any] = {}
         began, before = time.monotonic(), torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            with torch.random.fork_rng():
-                torch.manual_seed(unit.seed)
+            with settled(unit.seed):
                 if unit.task == HEADS:
-                    data, options = Dataset.of(self.drawn.examples), (self.batch_size, self.seed)
-                    record = ask_heads(self.subject, data, self.probes, self._case.target, *options)
+                    (part,) = self._case.parts()
+                    probed = self.probes, part.target, self.batch_size, self.seed
+                    record = ask_heads(self.subject, Dataset.of(part.examples), *probed)
                 elif unit.task == EXHIBIT:
                     asked = self.methods.items()
                     jobs = {title: job_for(self.subject, *one, self.seed) for title, one in asked}
@@ -280,13 +334,13 @@ class Bench:
 
     def _tried(self, unit: Unit) -> dict[str, Any]:
         """What a trial makes of one batch."""
-        for key in [one for one in self.shelf if one[0] not in ("scores", "scale", "trace", unit.task)]:
-            del self.shelf[key]  # of another trial; it may be large
+        there = [key for key in self.shelf if key[0] not in FACTS]
+        old = there[:-MOST_KEPT]
+        for key in [*old, *(one for one in there if one[0] not in ("scores", "trace", unit.task) and one not in old)]:
+            del self.shelf[key]  # of another trial, or of long ago; it may be large
 
         def hand(part: Part, work: Callable[[], Result]) -> Result:
-            if tuple(part.places) == unit.places:
-                raise _Done(work())
-            return {"rows": [None] * len(part.places), "failed": {}, "notes": {}, "alone": 0}
+            raise _Done(work())
 
         try:
             self._hearing(unit.task, self.trials[unit.task], unit.method).finding(hand)
@@ -313,6 +367,7 @@ class Bench:
         units = self.units  # before anything is written: options are checked
         began = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = {"identity": self.identity, "command": self.command, "began": began}
+        failed: dict[str, str] = {}
         with Store.open(folder, manifest, resume=resume) as store:
             left = self.chunks(store.finished)
             totals, done = (
@@ -320,73 +375,21 @@ class Bench:
                 Counted(unit.part for unit in units if unit.id in store.finished),
             )
             with Board(totals, done=done, seconds=steps) as board:
-                for unit, (record, arrays) in run(self, left, workers=self.workers):
-                    store.add(unit.id, record, arrays)
+                for unit, result in run(self, left, runner=self.runner, afar=self.afar):
+                    if isinstance(result, Failed):
+                        failed[unit.id] = result.why  # and is not added: who resumes this tries again
+                    else:
+                        store.add(unit.id, *result)
                     board.advance(unit.part)
             concluding = time.monotonic()
-            kept = self._concluded(store)  # which trains, too
-            maps = {name: array for unit in units if unit.task == EXHIBIT
+            kept = concluded(self, store, failed)  # which trains, too
+            finished = [unit for unit in units if unit.id not in failed]
+            maps = {name: array for unit in finished if unit.task == EXHIBIT
                     for name, array in store.arrays(unit.id).items()}  # fmt: skip
-            worked = sum(store.record(unit.id)["seconds"] for unit in units) / self.workers
+            worked = sum(store.record(unit.id)["seconds"] for unit in finished) / (self.runner.workers or 1)
             times = {"began": store.manifest["began"], "seconds": round(worked + time.monotonic() - concluding, 1)}
             store.finish(kept, times)
         return Audit.from_dict(kept, maps, times | {"command": self.command})
-
-    def _concluded(self, store: Store) -> dict[str, Any]:
-        """From the records of all units to findings, by the same code that a single trial runs."""
-        ready, refused = self.called
-        units: dict[Any, Unit] = {(unit.task, unit.method, unit.places): unit for unit in self.units}
-        findings: list[dict[str, Any]] = []
-        refused = list(refused)
-        trained = self._trained(refused)
-        with Counter("judging", len(ready)) as counter:
-            for (name, title), one in ready.items():
-
-                def hand(part: Part, _: object, name: str = name, title: str | None = title) -> Result:
-                    result: Result = store.record(units[name, title, tuple(part.places)].id)["found"]
-                    if "refused" in result:
-                        raise InputError(result["refused"])
-                    return result
-
-                try:
-                    if name == "adversarial" and ("seeds", None) in trained:
-                        one = one.calibrated(trained["seeds", None])
-                    if not trains(name):
-                        findings.append({"method": title, "finding": one.finding(hand).to_dict()})
-                    elif (name, title) in trained:
-                        findings.append({"method": title, "finding": trained[name, title].to_dict()})
-                except RegardError as problem:
-                    refused.append({"trial": name, "method": title, "why": str(problem)})
-                counter.advance()
-        exhibits = [store.record(unit.id)["found"] for unit in self.units if unit.task == EXHIBIT]
-        probed = [store.record(unit.id)["found"] for unit in self.units if unit.task == HEADS]
-        refused += [{"trial": HEADS, "method": None, **one} for one in probed if "why" in one]
-        heads = next((one for one in probed if "probed" in one), None)
-        asked = heads["probed"] if heads else {}
-        papers = cited({one["finding"]["cite"] for one in findings} | {one["cite"] for one in asked.values()})
-        about = {**self.identity, "references": papers, "kind": self.drawn.kind}
-        methods = self.identity["options"]["methods"]
-        kept = {"suite": SUITE, "about": about, "methods": methods, "findings": findings, "refused": refused,
-                "exhibits": exhibits, "heads": heads}  # fmt: skip
-        return kept if not self.redact else {**kept, "findings": redacted(findings, table=self.drawn.kind == "table")}
-
-    def _trained(self, refused: list[dict[str, Any]]) -> dict[tuple[str, str | None], Finding]:
-        """The findings of trials that train models; each model is trained once, and kept beside the run."""
-        made: dict[tuple[str, str | None], Finding] = {}
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            for (name, title), one in self.called[0].items():
-                if trains(name):
-                    try:
-                        made[name, title] = one.finding()
-                    except Exception as problem:  # whatever it is: the other trials go on
-                        log.debug("%s", name, exc_info=True)
-                        kind = "" if isinstance(problem, RegardError) else f"{type(problem).__name__}: "
-                        refused.append({"trial": name, "method": title, "why": f"{kind}{problem}"})
-        finally:
-            torch.set_num_threads(before)
-        return made
 
 
 class _Done(Exception):

@@ -23,16 +23,8 @@ from regard.attention.running import batch_of
 from regard.data import Example
 from regard.data.dataset import Kind
 from regard.erasing import Values, possible
-from regard.errors import (
-    EmptyInput,
-    InputError,
-    NonFinite,
-    NotServed,
-    TooLong,
-    TrialFailed,
-    WrongTarget,
-    at_least_one,
-)
+from regard.errors import EmptyInput, InputError, NonFinite, NotServed, TooLong, TrialFailed, WrongTarget, at_least_one
+from regard.excerpts import Excerpt, numbered
 from regard.explaining import Job, job_for
 from regard.methods.raw import raw
 from regard.progress import Counter
@@ -107,15 +99,15 @@ class Case:
             raise NotServed(f"{trial}: the model's output is a {self.head}: there is no decision that could change.")
 
     @cached_property
-    def labels(self) -> list[int | None]:
+    def labels(self) -> dict[int, int | None]:
         """Of each example the number of the class that it should have."""
-        found: list[int | None] = []
+        found: dict[int, int | None] = {}
         unknown = []
         classes = 2 if self.head == "binary" else self.subject.head.size or math.inf  # not known: none is refused
-        for place, one in enumerate(self.examples):
+        for place, one in numbered(self.examples):
             try:
                 known = one.label if one.label is None else class_of(self.subject.head, one.label)
-                found.append(known)
+                found[place] = known
             except WrongTarget:
                 known = -1
             if known is not None and not 0 <= known < classes:
@@ -143,14 +135,31 @@ class Case:
         """What a change of a regression is divided by: the standard deviation of what the model says."""
         if self.head != "regression":
             return 1.0
-        if ("scale",) not in self.shelf:
-            alone = replace(self, hand=None)  # it takes all examples, whatever batch is at hand
+
+        def spread() -> float:
+            alone = replace(self, hand=None)
             said, _ = alone.each("measuring the spread", lambda part: {"said": part.trace.output[:, 0].tolist()})
-            self.shelf["scale",] = float(np.std(said["said"])) or 1.0
-        return float(self.shelf["scale",])
+            return float(np.std(said["said"])) or 1.0
+
+        return float(self.once("scale", spread))
+
+    @property
+    def labelled(self) -> bool:
+        """Whether any example has a label."""
+        return bool(self.once("labelled", lambda: any(one.label is not None for one in self.examples)))
+
+    def once(self, fact: str, find: Callable[[], Any]) -> Any:
+        """What takes all examples to be known; where only some are at hand, it was found before."""
+        if (fact,) not in self.shelf:
+            self.shelf[fact,] = find()
+        if isinstance(known := self.shelf[fact,], Exception):
+            raise known
+        return known
 
     def parts(self) -> list[Part]:
-        """All examples in batches of like lengths."""
+        """All examples in batches of like lengths; of an excerpt the one batch that it is."""
+        if isinstance(self.examples, Excerpt):
+            return [Part(self, [*self.examples.places])]
         order = sorted(range(len(self.examples)), key=lambda place: -length_of(self.examples[place]))
         size = self.batch_size
         return [Part(self, order[start : start + size]) for start in range(0, len(order), size)]
@@ -223,8 +232,10 @@ class Case:
             )
 
     @cached_property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str] | Mapping[int, str]:
         """Of each example its id, or its number; ids that are there twice have both."""
+        if isinstance(self.examples, Excerpt):
+            return self.examples.names
         ids = [one.id or str(place) for place, one in enumerate(self.examples)]
         often = Counted(ids)
         return [name if often[name] == 1 else f"{name} ({place})" for place, name in enumerate(ids)]
@@ -262,11 +273,10 @@ class Part:
     @property
     def target(self) -> Targets:
         """What is explained of each."""
-        given = self.case.target
-        if not isinstance(given, list):
-            return given
-        listed = one_by_one(given, len(self.case.examples))
-        return [listed[place] for place in self.places]
+        given: Any = self.case.target
+        if isinstance(given, list):
+            given = one_by_one(given, len(self.case.examples))
+        return [given[place] for place in self.places] if isinstance(given, (list, dict)) else given
 
     @cached_property
     def trace(self) -> Trace:

@@ -19,6 +19,7 @@
     ├── TrialFailed                 too many examples of a trial failed
     ├── StoreError                  a run cannot be kept, or what was kept is not what was written
     ├── WorkerDied                  a process that worked for this one ended before its time
+    ├── WorkerDiffers               a machine that would work for this one has another version, or another model
     └── SeamError                   what happened inside the model cannot be told
         ├── NoAttentionFound        no torch function that mixes values was seen
         │   └── OpaqueKernel        … because the code that does it bypasses torch functions
@@ -104,6 +105,10 @@ class StoreError(RegardError):
 
 class WorkerDied(RegardError):
     """A process that worked for this one ended before its time."""
+
+
+class WorkerDiffers(RegardError):
+    """A machine that would work for this one has another version of something, or another model."""
 
 
 class SeamError(RegardError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 
 from regard.data import Example
+from regard.errors import WorkerDiffers
 from regard.explaining import model_of, versions
+from regard.jobs.store import differences
 
 PACKAGES = ("regard", "torch", "transformers", "numpy", "scipy")
 PLAIN = (str, int, float, bool, tuple, type(None))
@@ -35,6 +38,32 @@ def of_subject(subject: Any) -> dict[str, Any]:
         **model_of(subject), "subject": type(subject).__name__, "settings": own, "weights": weights.hexdigest(),
         "tokenizer" if schema is None else "columns": None if rules is None else _digest(rules),
     }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """What another machine makes for itself: once this is read there, it is in its place, and must be the same.
+
+    Args:
+        make: makes it.
+        of: takes its fingerprint.
+        here: the fingerprint that it has here.
+    """
+
+    make: Callable[[], Any]
+    of: Callable[[Any], Any]
+    here: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fetched, (self.make, self.of, self.here)
+
+
+def fetched(make: Callable[[], Any], of: Callable[[Any], Any], here: Any) -> Any:
+    """What is made, if it is the same as elsewhere; what it is called may differ."""
+    made = make()
+    if changes := differences({"model": here}, {"model": of(made)}, but="model.name"):
+        raise WorkerDiffers(f"the model is another one there ({'; '.join(changes)}). Copy it there, or save it anew.")
+    return made
 
 
 @torch.no_grad()

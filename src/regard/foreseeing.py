@@ -74,7 +74,9 @@ def foresee(bench: Bench) -> Foresight:
     rows += _trainings(bench)
     steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows}
     jobs = pd.DataFrame(rows)[["trial", "method", "units", "examples", "seconds"]]
-    return Foresight(jobs, pd.DataFrame(refused), jobs["seconds"].sum() / bench.workers, peak(), int(disk), steps)
+    return Foresight(
+        jobs, pd.DataFrame(refused), jobs["seconds"].sum() / (bench.runner.workers or 1), peak(), int(disk), steps
+    )
 
 
 def _trainings(bench: Bench) -> list[dict[str, Any]]:

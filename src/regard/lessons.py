@@ -25,7 +25,7 @@ from regard.data import Dataset, Example
 from regard.errors import NotServed, OptionError, TrialFailed, at_least_one
 from regard.fingerprints import of_examples, of_untrained, of_versions
 from regard.jobs.files import digest, remove
-from regard.jobs.running import run
+from regard.jobs.running import Failed, Runner, run
 from regard.jobs.store import Store
 from regard.measures import bootstrap, jsd
 from regard.progress import Counter
@@ -88,7 +88,7 @@ class Lab:
         data: by split, the examples. They are learned from, stopped by, and judged by, and these are never the same.
         source: what the data is called.
         seed: of the first model; the others follow.
-        workers: how many trainings run at a time.
+        runner: where trainings run, and how many at a time.
         threads: of each of them.
         folder: where all is kept.
         identity: all that a lesson's result depends on, besides the lesson.
@@ -102,7 +102,7 @@ class Lab:
     data: Mapping[str, tuple[Example, ...]]
     source: str
     seed: int
-    workers: int
+    runner: Runner
     threads: int
     folder: Path
     identity: dict[str, Any] = field(repr=False)
@@ -114,7 +114,7 @@ class Lab:
     @classmethod
     def of(
         cls, recipe: Recipe, data: Dataset, *, seed: int = 0, workers: int = 1, threads: int = 1,
-        folder: Path | None = None,
+        folder: Path | None = None, runner: Runner | None = None,
     ) -> Lab:  # fmt: skip
         """Split the data, if they do not come so, and see that labels fit; nothing is trained yet."""
         parts = splits_of(data, seed)
@@ -134,7 +134,8 @@ class Lab:
                     "untrained": of_untrained(untrained, inputs_of(parts["train"][:PROBED]))}  # fmt: skip
         within = recipe.keep or folder or _while_at_hand(recipe)
         place = Path(within) / f"models-{digest(repr(identity).encode())[:16]}"
-        return cls(recipe, parts, data.source, seed, workers, threads, place, identity, untrained)
+        where = runner or Runner(workers=workers)
+        return cls(recipe, parts, data.source, seed, where, threads, place, identity, untrained)
 
     @property
     def planning(self) -> Lab:
@@ -143,7 +144,7 @@ class Lab:
 
     def shared(self, workers: int) -> Lab:
         """The same, with so many trainings at a time, if they take long enough."""
-        return replace(self, workers=workers, least=WORTH)
+        return replace(self, runner=Runner(workers=workers), least=WORTH)
 
     @property
     def head(self) -> Any:
@@ -220,17 +221,24 @@ class Lab:
         with Counter(what, len(left), patience=0 if left else 2.0) as counter:
             for depth in sorted({one.depth for one in left}):
                 tasks = self._tasks([one for one in left if one.depth == depth], store)
-                workers = min(self.workers, len(tasks)) if self._long else 1
-                for task, (record, arrays) in run(teacher, tasks, workers=workers, beside=False):
-                    store.add(task.lesson.id, record, arrays)
+                failed = []
+                for task, result in run(teacher, tasks, runner=self._at_once(len(tasks)), beside=False):
+                    if isinstance(result, Failed):
+                        failed.append(f"{task.lesson.kind} with seed {task.lesson.seed}: {result.why}")
+                        continue
+                    store.add(task.lesson.id, *result)
                     remove(teacher.checkpoint(task.lesson))
                     counter.advance()
+                if failed:  # what others were taught is kept
+                    raise TrialFailed("; ".join(failed))
 
-    @property
-    def _long(self) -> bool:
-        """Whether a training is worth a process of its own, where nobody has said how many there shall be."""
+    def _at_once(self, tasks: int) -> Runner:
+        """Where so many run: here, if they are not worth a process each, and nobody said how many there shall be."""
+        if self.runner.kind != "local":
+            return self.runner
         base = self.known.get(self.plain(1)[0].id)
-        return base is None or float(base.record.get("seconds", 0)) >= self.least
+        long = base is None or float(base.record.get("seconds", 0)) >= self.least
+        return Runner(workers=min(self.runner.workers or 1, tasks) if long else 1)
 
     def _tasks(self, lessons: list[Lesson], store: Store) -> list[list[Task]]:
         """Lessons with what they need, of which those of one base share the memory; without those that cannot be."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from regard.errors import TooLarge
 
+OVERHEAD = 1 << 29  # bytes of Python with torch
 WORTH = 20 << 20  # bytes of a model, below which a process takes longer to start than it saves
 LESS = "Ask for the readout only (matrix=False), for a shorter input, or for fewer examples."
 

@@ -24,7 +24,7 @@ from regard.rationales import extracted
 from regard.recipes import Recipe, described
 from regard.recipes.core import AdamW
 from regard.splitting import SPLITS
-from regard.training import Aim, Diverged, fit, fits, inputs_of
+from regard.training import Aim, Diverged, fit, fits, inputs_of, settled
 from regard.types import JOIN
 from regard.wording import on_words
 
@@ -107,8 +107,7 @@ class Teacher:
         began, before = time.monotonic(), torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(task.lesson.seed)
+            with settled(task.lesson.seed, devices=[]):
                 record, arrays = self._taught(task.lesson, task.needed)
             return record | {"seconds": round(time.monotonic() - began, 1)}, arrays
         finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,24 @@ UNDECIDED = 0.2  # share of a planted training set without a cause: a model that
 LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
 PROBED = 3  # examples that tell which attention there is; few, so that they are hardly as many as heads
 AT_ONCE = 64  # examples that are run together where nothing is learned
+
+
+@contextmanager
+def settled(seed: int, **devices: Any) -> Iterator[None]:
+    """All generators that a process has begin at a seed, and are afterwards as they were.
+
+    Units share processes: what one of them drew must not change what another does. Ours draw from torch's only.
+    """
+    before = random.getstate(), np.random.get_state()
+    try:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        with torch.random.fork_rng(**devices):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 @dataclass(eq=False)

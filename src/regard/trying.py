@@ -25,6 +25,7 @@ from regard.data.planted import Planted
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
 from regard.finding import Finding
+from regard.jobs.running import Runner
 from regard.lessons import VERY_DIFFERENT, Lab, Planned
 from regard.memory import room_for, weight
 from regard.recipes import FITS, Recipe
@@ -257,13 +258,15 @@ def hearing(
 
 def lab_for(
     recipe: Recipe, data: Any, *, seed: int, workers: int | None = 1, threads: int = 1,
-    folder: str | Path | None = None,
+    folder: str | Path | None = None, runner: Runner | None = None,
 ) -> Lab:  # fmt: skip
     """Where the models of a recipe are trained; in a folder, or where the recipe keeps them."""
     must_count(seed, workers=workers, threads=threads)
     within = None if folder is None else Path(folder)
-    lab = Lab.of(recipe, dataset_of(data), seed=seed, workers=workers or 1, threads=threads, folder=within)
-    if workers is not None:
+    lab = Lab.of(
+        recipe, dataset_of(data), seed=seed, workers=workers or 1, threads=threads, folder=within, runner=runner
+    )
+    if workers is not None or lab.runner.kind != "local":
         return lab
     room = room_for(4 * weight(lab.untrained.model))  # weights, gradients, and what Adam keeps
     return lab.shared(min(os.cpu_count() or 1, room))

@@ -13,7 +13,7 @@ import pytest
 WORK = """
 import os, time
 from regard.jobs.plan import Unit
-from regard.jobs.running import run
+from regard.jobs.running import Runner, run
 
 class Work:
     def __call__(self, unit):
@@ -21,7 +21,8 @@ class Work:
         return {"process": os.getpid()}, {}
 
 if __name__ == "__main__":
-    for unit, (record, arrays) in run(Work(), [[Unit("a", None, (place,), {})] for place in range(100_000)], workers=2):
+    units = [[Unit("a", None, (place,), {})] for place in range(100_000)]
+    for unit, (record, arrays) in run(Work(), units, runner=Runner(workers=2)):
         print(record["process"], flush=True)
 """
 

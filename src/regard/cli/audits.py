@@ -106,13 +106,15 @@ def audit(
     wake()
     from regard.asked import PROBES, threads_of
     from regard.auditing import prepared
+    from regard.jobs.running import runner_of
     from regard.trying import lab_for
 
     _must_be_tried(required, tried, recipe)
     lab = wanted = None
+    where = runner_of("local", workers=workers or (1 if trust_remote_code else None))
     if recipe is not None:
         made, within = recipe_of(recipe, model, recipe_options), None if dry_run else folder  # which writes nothing
-        lab = lab_for(made, read_from, seed=seed, workers=workers, folder=within)
+        lab = lab_for(made, read_from, seed=seed, workers=workers, folder=within, runner=where)
         subject, read_from = lab.subject(), lab.test
     else:
         subject, read_from, wanted = subject_of(
@@ -120,7 +122,7 @@ def audit(
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
     asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown, "redact": redact,
-                  "workers": workers or (1 if trust_remote_code else None), "command": command(),
+                  "runner": where, "command": command(),
                   "threads": threads_of(folder) if resume and threads is None else threads,
                   "probes": PROBES if probed is None else probed}  # fmt: skip
     named = tried[0][0] if _is_a_set(tried) else tried

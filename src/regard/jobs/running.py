@@ -1,4 +1,4 @@
-"""Where units run: here, or in several processes on this machine. Nothing else knows which."""
+"""Where units run: here, in several processes on this machine, or on Ray. Nothing else knows which."""
 
 from __future__ import annotations
 
@@ -10,26 +10,110 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from regard.errors import OptionError, WorkerDied
+from regard.errors import OptionError, WorkerDied, at_least_one, choose, within
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # a record of plain values, and arrays by name
 U = TypeVar("U")  # a unit, or whatever else is plain enough to be sent
 AHEAD = 4  # chunks for each other process that are handed over before they are asked for: this one may be busy for long
 
 
+@dataclass(frozen=True)
+class Runner:
+    """Where units shall run, as plain data. Made by `runner_of`.
+
+    Args:
+        kind: "local": processes of this machine; "ray": those of a cluster.
+        workers: how many of them; None, of a cluster: as many as it has room for.
+        address: of the cluster: "auto", "host:port" or "ray://host:port"; None: one is started here, and stopped again.
+        gpus_per_worker: of a cluster; a part of one will do.
+        timeout: seconds of one chunk, after which it hangs; None: an hour, and for a training a day.
+    """
+
+    kind: Literal["local", "ray"] = "local"
+    workers: int | None = 1
+    address: str | None = None
+    gpus_per_worker: float = 0.0
+    timeout: float | None = None
+
+    def open(self) -> AbstractContextManager[Any]:
+        """For the length of a block, one cluster for all that runs."""
+        if self.kind == "local":
+            return nullcontext()
+        from regard.jobs.joining import connected
+
+        return connected(self)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """In place of a result: why a unit has none, however often it was tried. It may have one another day."""
+
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Afar:
+    """What work is on another machine.
+
+    Args:
+        work: what is sent there instead; it is the work itself once it is there.
+        memory: bytes that a worker needs.
+        threads: of each worker.
+        patience: seconds of a chunk, unless the runner has a time-out.
+    """
+
+    work: Any
+    memory: int = 0
+    threads: int = 1
+    patience: float = 3600.0
+
+
+def runner_of(
+    kind: str, *, workers: int | None, address: str | None = None, gpus_per_worker: float = 0.0,
+    timeout: float | None = None,
+) -> Runner:  # fmt: skip
+    """Where units shall run; refused, where that makes no sense or is not installed."""
+    choose("runner", kind, ("local", "ray"))
+    if workers is not None:
+        at_least_one("workers", workers)
+    within("gpus_per_worker", gpus_per_worker, 0, float("inf"), ends="[)")
+    if timeout is not None:
+        within("timeout", timeout, 0, float("inf"), ends="()")
+    if kind == "local":
+        for name, value in (("address", address), ("gpus_per_worker", gpus_per_worker), ("timeout", timeout)):
+            if value:
+                raise OptionError(f"{name}={value!r} is of a cluster. Pass runner='ray' with it, or leave it out.")
+        return Runner(workers=workers)
+    from regard.jobs.joining import must_be_installed
+
+    must_be_installed()
+    return Runner("ray", workers, address, gpus_per_worker, timeout)
+
+
 def run(
-    work: Callable[[U], Result], chunks: Sequence[Sequence[U]], *, workers: int = 1, beside: bool = True
-) -> Iterator[tuple[U, Result]]:
+    work: Callable[[U], Result], chunks: Sequence[Sequence[U]], *, runner: Runner | None = None, beside: bool = True,
+    afar: Afar | None = None,
+) -> Iterator[tuple[U, Result | Failed]]:  # fmt: skip
     """Do the work on all units, and hand over each result as it comes.
 
     Args:
-        work: from a unit to its result; with several processes it is sent to each of them once.
+        work: from a unit to its result; with several processes it is sent to each of them once. If it has a method
+            ``packed``, that makes of a chunk what is sent: units with what they take of the data.
         chunks: units that share work, and so run in the same process one after the other.
-        workers: how many processes, with this one.
+        runner: where; None: here.
         beside: this process works, too; otherwise it hands over what is done as soon as it is, and so many others work.
+        afar: how the work goes to other machines; None: as it is.
     """
+    if runner is not None and runner.kind == "ray":
+        from regard.jobs.ray import run_there
+
+        yield from run_there(work, chunks, runner, afar or Afar(work))
+        return
+    workers = (runner and runner.workers) or 1
     if workers == 1 or len(chunks) < 2:
         for chunk in chunks:
             for unit in chunk:
@@ -45,7 +129,7 @@ def run(
     others = workers - beside
     pool = ProcessPoolExecutor(others, multiprocessing.get_context("spawn"), _begin, (sent,))
     try:
-        yield from _spread(work if beside else None, pool, list(chunks), others)
+        yield from _spread(work, pool, list(chunks), others, beside)
     except BrokenProcessPool:
         raise WorkerDied(
             f"workers={workers!r}: one of the processes died, perhaps for want of memory, or because a script starts "
@@ -60,23 +144,29 @@ def run(
 
 
 def _spread(
-    work: Callable[[U], Result] | None, pool: ProcessPoolExecutor, waiting: list[Sequence[U]], others: int
+    work: Callable[[U], Result], pool: ProcessPoolExecutor, waiting: list[Sequence[U]], others: int, beside: bool
 ) -> Iterator[tuple[U, Result]]:
     """Keep the other processes busy, without handing over everything at once, and work beside them, if asked to.
 
     This process has the model already; the others need seconds to begin.
     """
     running: dict[Future[list[Result]], Sequence[U]] = {}
+    pack = packing(work)
     while waiting or running:
-        while waiting and len(running) < (AHEAD if work else 1) * others:
+        while waiting and len(running) < (AHEAD if beside else 1) * others:
             chunk = waiting.pop(0)
-            running[pool.submit(_do, chunk)] = chunk
-        if waiting and work:
+            running[pool.submit(_do, pack(chunk))] = chunk
+        if waiting and beside:
             for unit in waiting.pop(0):
                 yield unit, work(unit)
-        done, _ = wait(running, timeout=0 if waiting and work else None, return_when=FIRST_COMPLETED)
+        done, _ = wait(running, timeout=0 if waiting and beside else None, return_when=FIRST_COMPLETED)
         for one in done:
             yield from zip(running.pop(one), one.result(), strict=True)
+
+
+def packing(work: Any) -> Callable[[Any], Any]:
+    """What makes of a chunk what is sent."""
+    return getattr(work, "packed", list)
 
 
 _work: Callable[[Any], Result] | None = None  # of a process that works for another

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from regard.attention.running import undisturbed
 from regard.errors import EmptyInput, InputError, OptionError, SubjectError, TooLong, WrongTarget, whole_numbers
 from regard.subjects import targets
-from regard.subjects.loading import expected, load
+from regard.subjects.loading import expected, load, sourced
 from regard.subjects.tokens import (
     PROBE,
     OverLimit,
@@ -245,6 +245,7 @@ class WholeText(CausalSubject):
         return targets.Head("embedding", targets.no_place, str)
 
 
+@sourced
 def causal(
     model: nn.Module | str | Path,
     tokenizer: Any = None,

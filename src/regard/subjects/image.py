@@ -17,7 +17,7 @@ from regard.attention import measure_readout
 from regard.attention.running import undisturbed
 from regard.errors import InputError, NotServed, OptionError, ReadoutMismatch, SubjectError, TooLong, choose
 from regard.subjects import targets
-from regard.subjects.loading import load_vision
+from regard.subjects.loading import load_vision, sourced
 from regard.subjects.patches import Layout, as_pictures, measure_layout, open_picture, process, see
 from regard.subjects.text import classifier_head
 from regard.subjects.tokens import check_vocabulary, described, spread
@@ -160,6 +160,7 @@ class ImageSubject:
         return given.detach().cpu()
 
 
+@sourced
 def image(
     model: nn.Module | str | Path,
     processor: Any = None,

@@ -6,10 +6,11 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import transformers
 from torch import nn
@@ -19,6 +20,7 @@ from regard.locating import is_gguf, locate
 from regard.progress import STAGE
 
 Task = Literal["classify", "encode", "generate", "recognise", "see", "translate", "other"]
+Make = TypeVar("Make", bound=Callable[..., Any])
 DOES = {
     "classify": "classifies texts: use regard.text",
     "encode": "encodes texts: use regard.text",
@@ -107,6 +109,21 @@ def load_vision(
             if with_text and hasattr(live, "get_image_features"):
                 tokenizer = transformers.AutoTokenizer.from_pretrained(beside, **options)
     return live, getattr(processor, "image_processor", processor), tokenizer, complete
+
+
+def sourced(make: Make) -> Make:
+    """The same; of what is loaded from a path or by name, ``origin`` is how, so that another machine can do it, too."""
+
+    @wraps(make)
+    def noting(model: Any, *more: Any, **options: Any) -> Any:
+        subject = make(model, *more, **options)
+        if isinstance(model, (str, Path)):
+            path = Path(model).expanduser()
+            source = str(path.resolve()) if path.exists() else str(model)
+            object.__setattr__(subject, "origin", partial(noting, source, *more, **options))
+        return subject
+
+    return cast("Make", noting)
 
 
 @contextmanager

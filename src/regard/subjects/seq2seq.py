@@ -24,7 +24,7 @@ from regard.errors import (
     whole_numbers,
 )
 from regard.subjects import targets
-from regard.subjects.loading import expected, load
+from regard.subjects.loading import expected, load, sourced
 from regard.subjects.tokens import (
     OverLimit,
     Reader,
@@ -251,6 +251,7 @@ class Seq2SeqSubject:
         return single_token(self.tokenizer, token, ids, advice)
 
 
+@sourced
 def seq2seq(
     model: nn.Module | str | Path,
     tokenizer: Any = None,

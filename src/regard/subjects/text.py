@@ -16,7 +16,7 @@ from regard.attention.running import undisturbed
 from regard.errors import ReadoutMismatch, SubjectError, choose
 from regard.locating import is_gguf
 from regard.subjects import targets
-from regard.subjects.loading import Task, expected, load, sentence_pooling
+from regard.subjects.loading import Task, expected, load, sentence_pooling, sourced
 from regard.subjects.tokens import (
     PROBE,
     OverLimit,
@@ -128,6 +128,7 @@ class TextSubject:
         )
 
 
+@sourced
 def text(
     model: nn.Module | str | Path,
     tokenizer: Any = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -15,6 +14,7 @@ from regard import measures
 from regard.attention.running import batch_of, undisturbed
 from regard.cases import Array, Case, Part
 from regard.errors import InputError, NoGradient, NotServed, true_or_false, within
+from regard.excerpts import REPEATS, others
 from regard.finding import Finding, above, level, said
 from regard.measures import bootstrap
 from regard.measures.ranks import spearman_drawn
@@ -36,7 +36,6 @@ OF_TABLES = PAIRS | {
     "permutation": ("method", "permutation"), "integrated_gradients": ("method", "integrated_gradients"),
     "random_permutation": ("random", "permutation"), "permutation_leave_one_out": ("permutation", "leave_one_out"),
 }  # fmt: skip
-REPEATS = 5  # cells of other rows that are put in the place of each
 SIGNIFICANT = 0.05
 DRAWS = 500  # of examples, for rankings of all of them together
 _COLUMNS: dict[str, dict[str, Any]] = {
@@ -189,12 +188,10 @@ def _permuted(part: Part) -> list[Array]:
     """Of each example how far the output moves when the cell of a column is that of another row; mean over repeats."""
     case = part.case
     rows = inputs_of([case.examples[place] for place in part.places])
-    seeds = [[case.seed, zlib.crc32(name.encode(errors="surrogatepass"))] for name in part.ids]
-    others = np.array([np.random.default_rng(seed).integers(len(case.examples), size=REPEATS) for seed in seeds])
     groups = [[word] if word in rows else word.split(JOIN) for word in part.features[0].words]
     outputs = []
     with torch.no_grad(), undisturbed(case.subject.model):
-        for places in others.T:
+        for places in others(part.ids, len(case.examples), case.seed).T.tolist():
             instead = inputs_of([case.examples[place] for place in places])
             for columns in groups:
                 mixed = rows.assign(**{one: instead[one] for one in columns})

@@ -38,7 +38,6 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
     within("share", share, 0, 1)
     true_or_false("contiguous", contiguous)
     jobs = {"method": case.job, **case.lots(repeats)}
-    labelled = any(one.label is not None for one in case.examples)
 
     def work(part: Part) -> dict[str, Sequence[Any]]:
         part.notes["how"] = part.how
@@ -56,7 +55,7 @@ def fresh(case: Case, *, share: float = 0.2, contiguous: bool = False, repeats: 
             "kept": decided == decided[0],
             "probability": np.take_along_axis(chances, decided[:1, :, None], -1)[..., 0],
         }
-        if labelled:
+        if case.labelled:
             labels = np.array([np.nan if case.labels[at] is None else case.labels[at] for at in part.places], float)
             found["correct"] = np.where(np.isnan(labels), np.nan, decided == labels)
         return {

@@ -36,9 +36,7 @@ def planted(case: Case) -> Finding:
             f"planted needs data whose cause is known, and this is a {type(case.data).__name__}. Pass "
             "regard.data.planted.plant(task), of which the model has learned .train, or --planted TASK."
         )
-    if ("planted",) not in case.shelf:
-        case.shelf["planted",] = confirm(case.data, lambda inputs: predict(case.subject, inputs))
-    sure = case.shelf["planted",]
+    sure = case.once("planted", lambda: confirm(case.data, lambda inputs: predict(case.subject, inputs)))
     masks = {one.id: mask for one, mask in zip(case.data.test, sure.truth, strict=True)}
 
     def work(part: Part) -> dict[str, Sequence[Any]]:

@@ -57,7 +57,7 @@ def stability(
     within("noise", noise, 0, np.inf)
     within("least", least, -1, 1, ends="[)")
     true_or_false("dropout", dropout)
-    widths = _widths(case) if case.kind == "table" else {}
+    widths: dict[str, float] = case.once("widths", lambda: _widths(case)) if case.kind == "table" else {}
     seeds = [(case.seed, number) for number in range(repeats)]
 
     def work(part: Part) -> dict[str, Sequence[Any]]:

@@ -38,7 +38,7 @@ def uniform(case: Case, *, epsilon: float = 0.05, profile: bool = True) -> Findi
     true_or_false("profile", profile)
     case = replace(case, sites="all") if case.sites == "last" else case
     decides = case.head in ("softmax", "binary")
-    labels = case.labels if decides and any(one.label is not None for one in case.examples) else []
+    labels = case.labels if decides and case.labelled else {}
 
     def work(part: Part) -> dict[str, Any]:
         rerun = part.rerun()

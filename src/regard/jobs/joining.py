@@ -1,0 +1,127 @@
+"""From an address to a Ray cluster, or to a clear refusal; without an address to one that is started here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from regard.errors import OptionError
+from regard.jobs.running import Runner
+
+ANSWER = 3.0  # seconds in which an address answers
+ROOM = 200 << 20  # bytes of a local cluster's object store, besides the model
+# Nothing is told to anybody; who may run code on a cluster that is started here has its token; no GPU is hidden.
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+log = logging.getLogger("regard")
+
+
+def must_be_installed() -> Any:
+    """Ray itself, or how to get it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+    except ImportError:
+        raise OptionError("runner='ray': Ray is not installed. pip install 'regard[ray]'") from None
+    return ray
+
+
+@contextmanager
+def connected(runner: Runner, *, threads: int = 1, size: int = 0) -> Iterator[Any]:
+    """Ray, for the length of a block: a cluster that is there, or one that is started here and stopped again."""
+    ray = must_be_installed()
+    if ray.is_initialized():
+        yield ray
+        return
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Ray says of its own future
+            if runner.address is None:
+                _start(ray, runner, threads, size, quiet)
+            else:
+                _join(ray, runner.address, quiet)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _start(ray: Any, runner: Runner, threads: int, size: int, quiet: dict[str, Any]) -> None:
+    """A cluster of this machine alone, which takes work from nobody who does not have its token."""
+    room = ROOM + 2 * size
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else room
+    if free < room:
+        log.warning("/dev/shm has %d MB left and Ray wants %d: it will use /tmp, and be slow.", free >> 20, room >> 20)
+    cores = max(os.cpu_count() or 1, (runner.workers or 1) * threads)
+    with _environment(SETTINGS | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}):
+        ray.init("local", num_cpus=cores, include_dashboard=False, object_store_memory=room, **quiet)
+
+
+def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
+    """A cluster that is there. Ray itself would wait for minutes for one that is not."""
+    from ray.exceptions import AuthenticationError
+
+    said = f"address={address!r}"
+    try:
+        if address.startswith("ray://"):
+            _must_answer(address.removeprefix("ray://"), said)
+        else:
+            from ray._private.services import canonicalize_bootstrap_address
+
+            address = canonicalize_bootstrap_address(address) or address
+            _must_answer(address, said)
+        ray.init(address, **quiet)
+    except AuthenticationError:
+        raise OptionError(
+            f"{said} wants a token. Put it where Ray looks for it: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
+            "RAY_AUTH_TOKEN_PATH."
+        ) from None
+    except (ConnectionError, ValueError, RuntimeError, ImportError) as problem:
+        raise OptionError(f"{said} cannot be joined: {str(problem).splitlines()[0][:300]}") from None
+
+
+def _must_answer(address: str, said: str) -> None:
+    """Refuse an address where nothing speaks as Ray does: HTTP/2, which begins with settings."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise OptionError(f"{said} must be 'auto', 'host:port' or 'ray://host:port'.")
+    problem = "something else is there"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as line:
+            line.settimeout(ANSWER)
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            if os.environ.get("RAY_USE_TLS", "0") != "0" or line.recv(9)[3:4] == b"\4":
+                return
+    except (OSError, OverflowError) as why:
+        problem = str(why)
+    raise OptionError(f"{said} does not answer ({problem}). Is the cluster up, and can it be reached from here?")
+
+
+@contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """For processes that are started in a block."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        _look_again()
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _look_again() -> None:
+    """Ray remembers the mode and token that it has found first."""
+    with suppress(ImportError, AttributeError):
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
