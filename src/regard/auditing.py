@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from regard.asked import EXAMPLES, METHODS, PROBES, Asked, checked, probes_of, threads_of
@@ -292,7 +293,9 @@ class Bench:
     @property
     def _probed(self) -> tuple[int, ...]:
         """Which examples heads are looked at with: a unit holds them all, so these are not as many as one likes."""
-        return tuple(Dataset.of(self.drawn.examples).places(MOST_PROBED, seed=self.seed))
+        count = len(self.drawn.examples)
+        some = np.random.default_rng(self.seed).permutation(count)[:MOST_PROBED]
+        return tuple(np.sort(some).tolist())
 
     @cached_property
     def _case(self) -> Case:

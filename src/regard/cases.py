@@ -33,6 +33,7 @@ from regard.types import Batch, Features, How, Of, Targets, one_by_one
 from regard.wording import on_words
 
 MOST_FAILED = 0.2  # share of the examples; with more, what is left is no sample of the data
+ROWS = 4096  # examples whose values are made columns of at a time
 FEW = 30  # examples, below which an interval is hardly one
 # What one example can be to blame for. All else would meet every example alike, and is raised at once.
 BLAMED = (EmptyInput, NonFinite, TooLong, RuntimeError, FloatingPointError)
@@ -65,7 +66,7 @@ class Case:
 
     subject: Any
     data: Any
-    examples: tuple[Example, ...]
+    examples: Sequence[Example]
     kind: Kind
     job: Job
     sites: Sites = "last"
@@ -178,6 +179,7 @@ class Case:
             `attrs` of the rows has "notes", and "alone": how many examples ran one by one.
         """
         rows: dict[int, dict[str, Any]] = {}
+        blocks: list[pd.DataFrame] = []
         failed: dict[str, str] = {}
         notes: dict[str, Any] = {}
         alone = 0
@@ -191,7 +193,12 @@ class Case:
                 alone += result["alone"]
                 self._must_go_on(failed)
                 counter.advance(len(part.places))
-        values = pd.DataFrame([rows[place] for place in sorted(rows)])
+                if len(rows) >= ROWS:  # columns of numbers take a tenth of what dictionaries do
+                    blocks.append(_frame(rows))
+                    rows = {}
+        blocks += [_frame(rows)] if rows or not blocks else []
+        values = blocks[0] if len(blocks) == 1 else pd.concat(blocks).infer_objects().sort_index()
+        values = values.reset_index(drop=True)
         values.attrs |= {"alone": alone, "notes": notes}
         return values, failed
 
@@ -236,6 +243,10 @@ class Case:
         """Of each example its id, or its number; ids that are there twice have both."""
         if isinstance(self.examples, Excerpt):
             return self.examples.names
+        found: list[str] = self.once("names", self._named)  # one list for all trials of these examples
+        return found
+
+    def _named(self) -> list[str]:
         ids = [one.id or str(place) for place, one in enumerate(self.examples)]
         often = Counted(ids)
         return [name if often[name] == 1 else f"{name} ({place})" for place, name in enumerate(ids)]
@@ -389,6 +400,11 @@ def removed(part: Part, rerun: Rerun, spots: Sequence[Spot], rows: Rows = "reado
     """``(example,)``: how far the output moves without what the sites hand on to the rows that are read, or others."""
     nothing = scale(0.0, sites=[spot.index for spot in spots], rows=rows)
     return np.asarray(part.moved(rerun(nothing)[None])[0])
+
+
+def _frame(rows: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for each example, in their order."""
+    return pd.DataFrame([rows[place] for place in sorted(rows)], index=sorted(rows))
 
 
 def _plain(value: Any) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from regard.audited import SUITE, cited
@@ -18,6 +20,7 @@ from regard.jobs.store import Store
 from regard.progress import Counter
 from regard.trying import trains
 
+MOST_VALUES, SOME_VALUES = 5_000, 2_000  # examples whose values are kept with a finding; and if there are more
 log = logging.getLogger("regard")
 
 
@@ -44,7 +47,7 @@ def concluded(bench: Any, store: Store, failed: Mapping[str, str]) -> dict[str, 
                 if name == "adversarial" and ("seeds", None) in trained:
                     one = one.calibrated(trained["seeds", None])
                 if not trains(name):
-                    findings.append({"method": title, "finding": one.finding(hand).to_dict()})
+                    findings.append({"method": title, "finding": _short(one.finding(hand), bench.seed).to_dict()})
                 elif (name, title) in trained:
                     findings.append({"method": title, "finding": trained[name, title].to_dict()})
             except RegardError as problem:
@@ -65,6 +68,16 @@ def concluded(bench: Any, store: Store, failed: Mapping[str, str]) -> dict[str, 
     kept = {"suite": SUITE, "about": about, "methods": methods, "findings": findings, "refused": refused,
             "exhibits": exhibits, "heads": heads}  # fmt: skip
     return kept if not bench.redact else {**kept, "findings": redacted(findings, table=bench.drawn.kind == "table")}
+
+
+def _short(finding: Finding, seed: int) -> Finding:
+    """The same; of very many examples with the raw values of some. Those of all are in the records of the run."""
+    count = len(finding.values)
+    if count <= MOST_VALUES:
+        return finding
+    some = np.sort(np.random.default_rng(seed).permutation(count)[:SOME_VALUES])
+    note = f"values holds {SOME_VALUES:,} of {count:,} examples, drawn by lot; all numbers are of all of them."
+    return replace(finding, values=finding.values.iloc[some], warnings=(*finding.warnings, note))
 
 
 def _trained(bench: Any, refused: list[dict[str, Any]]) -> dict[tuple[str, str | None], Finding]:

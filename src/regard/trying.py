@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
 from regard import trials
@@ -22,6 +24,7 @@ from regard.catalog import Entry, modules, named
 from regard.data import Dataset, Example, read
 from regard.data.dataset import Kind
 from regard.data.planted import Planted
+from regard.data.spooling import held
 from regard.errors import InputError, NotServed, OptionError, at_least_one, whole_numbers
 from regard.explaining import job_for, model_of
 from regard.finding import Finding
@@ -138,7 +141,7 @@ class Drawn:
     """
 
     data: Any
-    examples: tuple[Example, ...]
+    examples: Sequence[Example]
     target: Targets
     kind: Kind
     of: int
@@ -150,7 +153,9 @@ def draw(data: Any, examples: int | None, target: Targets, seed: int) -> Drawn:
     """Read the data and draw examples by lot; None: take all."""
     dataset = data.test if isinstance(data, Planted) else dataset_of(data)
     size = len(dataset) if examples is None else examples
-    drawn = tuple(dataset.sample(size, seed=seed) if size else dataset)
+    chosen = np.zeros(len(dataset), dtype=bool)
+    chosen[dataset.places(size, seed=seed)] = True
+    drawn = held(compress(dataset, chosen))
     if isinstance(target, list):
         target = [one_by_one(target, len(dataset))[place] for place in dataset.places(size, seed=seed)]
     if len(drawn) < LEAST:
