@@ -240,9 +240,31 @@ def test_a_method_that_fails_later_leaves_nothing_behind(subject, data, monkeypa
 
     monkeypatch.setitem(catalog.found(), "average", dataclasses.replace(method, function=fails))
     found = regard.compare(subject, data, methods=["raw", "average"], batch_size=2)
-    assert len(calls) == 2
+    assert len(calls) == 3  # batches are on their own: they may run elsewhere
     assert set(found.league["method"]) == {"raw", "random"}
     assert "not this one" in found.refused["average"]
+
+
+def test_a_method_that_fails_at_once_is_not_tried_again(subject, data, monkeypatch):
+    calls = []
+
+    def fails(trace):
+        calls.append(trace)
+        raise errors.NotServed("not this one.")
+
+    method = catalog.found()["average"]
+    monkeypatch.setitem(catalog.found(), "average", dataclasses.replace(method, function=fails))
+    found = regard.compare(subject, data, methods=["raw", "average"], batch_size=2)
+    assert len(calls) == 1
+    assert set(found.refused) == {"average"}
+
+
+def test_two_processes_give_the_same_bits(subject, data):
+    asked = {"methods": ["raw", "leave_one_out"], "batch_size": 2, "threads": 1}
+    one, two = (regard.compare(subject, data, **asked, workers=workers) for workers in (1, 2))
+    pd.testing.assert_frame_equal(one.values, two.values, check_exact=True)
+    pd.testing.assert_frame_equal(one.league, two.league, check_exact=True)
+    assert one.settings == two.settings
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from regard.errors import OptionError, RegardError, at_least_one, true_or_false
 from regard.excerpts import Parcel, parcels
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
-from regard.fingerprints import Fetched, of_examples, of_subject, of_versions
+from regard.fingerprints import fetching, of_examples, of_subject, of_versions
 from regard.jobs.plan import EXHIBIT, HEADS, Unit
 from regard.jobs.running import Afar, Failed, Runner, run, runner_of
 from regard.jobs.store import Store
@@ -218,10 +218,10 @@ class Bench:
 
     @property
     def afar(self) -> Afar:
-        """How it goes to other machines: a model that came from a path is loaded from there, and must be the same."""
-        load = getattr(self.subject, "origin", None)
-        sent = replace(self, subject=Fetched(load, of_subject, of_subject(self.subject))) if load else self
-        return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
+        """How it goes to other machines."""
+        return Afar(
+            replace(self, subject=fetching(self.subject)), 2 * weight(self.subject.model) + OVERHEAD, self.threads
+        )
 
     def packed(self, chunk: Sequence[Unit]) -> list[Parcel]:
         """Units with what they take of the data."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from regard.attention.running import batch_of, must_be_subject
@@ -15,10 +16,13 @@ from regard.comparison import Comparison, Numbers, summarise
 from regard.data import Dataset, Example, read
 from regard.data.planted import confirm
 from regard.erasing import BINS, Values, erased, possible
-from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, at_least_one
+from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, WorkerDied, at_least_one
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
+from regard.fingerprints import fetching
+from regard.jobs.running import Afar, Failed, Runner, run, runner_of
 from regard.measures import kendall
+from regard.memory import OVERHEAD, weight
 from regard.progress import Counter
 from regard.training import fit_planted, inputs_of, predict
 from regard.types import Batch, Features, How, Of, Subject, Targets
@@ -40,6 +44,10 @@ def compare(
     bins: Sequence[float] = BINS,
     batch_size: int = 32,
     seed: int = 0,
+    workers: int = 1,
+    threads: int | None = None,
+    runner: str = "local",
+    address: str | None = None,
 ) -> Comparison:
     """Put methods side by side on the same examples: do they agree, and does what they point at matter?
 
@@ -57,6 +65,11 @@ def compare(
         bins: the shares of words that are removed; ERASER's unless you say so.
         batch_size: how many examples run together.
         seed: of what is drawn: examples, ties, controls, intervals.
+        workers: how many processes share the work; each holds the model.
+        threads: of each process; None: this machine's cores shared among workers. Results are the same to the last bit
+            for any number of workers, and not for any number of threads.
+        runner: where the work is done: "local", or "ray", on a cluster.
+        address: of the cluster, as in `audit`.
 
     Example::
 
@@ -77,18 +90,22 @@ def compare(
     for name, whys in (adopted or {}).items():
         if len(whys) != len(chosen):
             raise InputError(f"adopted[{name!r}] has {len(whys)} explanations for {len(chosen)} examples.")
-    run = _Run(_Counted(subject), adopted or {}, target, how, tuple(bins), seed)
-    jobs = run.jobs(methods)
-    with Counter("comparing", len(chosen)) as counter:
-        for start in range(0, len(chosen), batch_size):
-            some = chosen[start : start + batch_size]
-            run.add(jobs, batch_of(subject, inputs_of(some)), some, start)
-            counter.advance(len(some))
+    where = runner_of(runner, workers=workers, address=address)
+    if threads is None:
+        threads = max(1, torch.get_num_threads() // workers)
+    asked = _asked(methods, adopted or {})
+    work = _Work(subject, asked, target, how, tuple(bins), seed, at_least_one("threads", threads))
+    some = [_Some(start, tuple(chosen[start : start + batch_size]),
+                  {name: tuple(whys[start : start + batch_size]) for name, whys in (adopted or {}).items()})
+            for start in range(0, len(chosen), batch_size)]  # fmt: skip
+    whole = _together(work, some, where)
     settings = {
-        "examples": len(chosen), "of": len(dataset), "how": run.how, "bins": list(bins), "seed": seed,
-        "scalar": run.scalar, "skipped_rows": len(dataset.skipped), "left_out": run.left_out, "kind": dataset.kind,
+        "examples": len(chosen), "of": len(dataset), "how": whole.how, "bins": list(bins), "seed": seed,
+        "scalar": whole.scalar, "skipped_rows": len(dataset.skipped), "left_out": whole.left_out, "kind": dataset.kind,
     }  # fmt: skip
-    return summarise(run.numbers, families=run.families, settings=settings, refused=run.refused)
+    families = {label: found()[name].family for label, (name, _) in asked.items()}
+    families |= dict.fromkeys(adopted or {}, "adopted")
+    return summarise(whole.numbers, families=families, settings=settings, refused=whole.refused)
 
 
 def compare_planted(
@@ -139,9 +156,85 @@ class _Counted:
         return self.subject.forward(batch)
 
 
+def _asked(methods: Sequence[Method] | None, adopted: Mapping[str, Any]) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Methods with their options, by the names that they have in tables."""
+    wanted: list[Method] = [*found()] if methods is None else [*methods]
+    if not any(name == "random" for name in wanted):
+        wanted.append("random")
+    asked = {}
+    for entry in wanted:
+        name, options = (entry, {}) if isinstance(entry, str) else entry
+        asked[name + "".join(f" {key}={value}" for key, value in options.items())] = name, options
+    if clash := asked.keys() & adopted.keys():
+        raise OptionError(f"adopted: {sorted(clash)} are names of methods. Choose others.")
+    return asked
+
+
+@dataclass(frozen=True, eq=False)
+class _Some:
+    """Examples that run together, the number of the first of them, and what others say of them."""
+
+    first: int
+    examples: tuple[Example, ...]
+    adopted: Mapping[str, tuple[Explanation, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What is done with a batch, here or elsewhere. Arguments as in `compare`."""
+
+    subject: Any
+    asked: Mapping[str, tuple[str, Mapping[str, Any]]]
+    target: Targets
+    how: How | None
+    bins: tuple[float, ...]
+    seed: int
+    threads: int
+
+    def __call__(self, some: _Some) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What was found out about a batch, as "found"."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            run = _Run(_Counted(self.subject), some.adopted, self.target, self.how, self.bins, self.seed)
+            jobs = {label: job_for(run.subject, *one, self.seed) for label, one in self.asked.items()}
+            jobs["random"] = replace(jobs["random"], of=run.scalar)  # so there is a trace to measure erasing against
+            run.add(jobs, batch_of(self.subject, inputs_of(some.examples)), some.examples, some.first)
+        finally:
+            torch.set_num_threads(before)
+        return {"found": replace(run, subject=None, adopted={}, target=None)}, {}
+
+    @property
+    def afar(self) -> Afar:
+        """How it goes to other machines."""
+        return Afar(
+            replace(self, subject=fetching(self.subject)), 2 * weight(self.subject.model) + OVERHEAD, self.threads
+        )
+
+
+def _together(work: _Work, some: Sequence[_Some], runner: Runner) -> _Run:
+    """What all batches gave; the first tells which methods can be served, and the others need not try the rest."""
+    with runner.open(), Counter("comparing", sum(len(one.examples) for one in some)) as counter:
+        first: _Run = work(some[0])[0]["found"]
+        counter.advance(len(some[0].examples))
+        able = {label: one for label, one in work.asked.items() if label not in first.refused}
+        rest = replace(work, asked=able, how=first.how)
+        done: dict[int, _Run] = {}
+        for one, result in run(
+            rest, [[one] for one in some[1:]], runner=runner, afar=rest.afar if runner.kind == "ray" else None
+        ):
+            if isinstance(result, Failed):
+                raise WorkerDied(f"examples {one.first} to {one.first + len(one.examples) - 1}: {result.why}")
+            done[one.first] = result[0]["found"]
+            counter.advance(len(one.examples))
+    for start in sorted(done):
+        first.extend(done[start])
+    return first
+
+
 @dataclass
 class _Run:
-    """What is found out, batch by batch."""
+    """What is found out about a batch."""
 
     subject: Any
     adopted: Mapping[str, Sequence[Explanation]]
@@ -151,31 +244,21 @@ class _Run:
     seed: int
     numbers: Numbers = field(default_factory=Numbers)
     refused: dict[str, str] = field(default_factory=dict)
-    families: dict[str, str] = field(default_factory=dict)
     left_out: str = ""
+    scalar: Of = "probability"
 
-    @property
-    def scalar(self) -> Of:
-        """What erasing is measured in: a probability, where there are some."""
+    def __post_init__(self) -> None:
         kind = getattr(getattr(self.subject, "head", None), "kind", None)
-        return "logit" if kind in ("regression", "embedding") else "probability"
+        if self.subject is not None and kind in ("regression", "embedding"):
+            self.scalar = "logit"  # what erasing is measured in, where there are no probabilities
 
-    def jobs(self, methods: Sequence[Method] | None) -> dict[str, Job]:
-        """What is asked, by the name that it has in tables; what draws lots takes the seed."""
-        wanted: list[Method] = [*found()] if methods is None else [*methods]
-        if not any(name == "random" for name in wanted):
-            wanted.append("random")
-        jobs: dict[str, Job] = {}
-        for entry in wanted:
-            name, options = (entry, {}) if isinstance(entry, str) else entry
-            label = name + "".join(f" {key}={value}" for key, value in options.items())
-            jobs[label] = job_for(self.subject, name, options, self.seed)
-            self.families[label] = jobs[label].method.family
-        jobs["random"] = replace(jobs["random"], of=self.scalar)  # so there is a trace to measure erasing against
-        if clash := jobs.keys() & self.adopted.keys():
-            raise OptionError(f"adopted: {sorted(clash)} are names of methods. Choose others.")
-        self.families |= dict.fromkeys(self.adopted, "adopted")
-        return jobs
+    def extend(self, other: _Run) -> None:
+        """With what was found out about the next batch; a method that cannot serve one is dropped for all."""
+        self.numbers.extend(other.numbers)
+        self.refused |= other.refused
+        for label in self.refused:
+            self.numbers.drop(label)
+        self.left_out = self.left_out or other.left_out
 
     def add(self, jobs: dict[str, Job], batch: Batch, examples: Sequence[Example], first: int) -> None:
         """Explain and judge a batch whose first example has this number; jobs that cannot be done are dropped."""
@@ -200,17 +283,14 @@ class _Run:
             self.numbers.forwards[label] = self.numbers.forwards.get(label, 0) + self.subject.run - before + len(batch)
             self._stability(label, job, traces[job.of], scores[label], features)
         for label, given in self.adopted.items():
-            some = given[first : first + len(examples)]
-            scores[label] = [on_words(why, one) for why, one in zip(some, features, strict=True)]
+            scores[label] = [on_words(why, one) for why, one in zip(given, features, strict=True)]
         for number, (example, one) in enumerate(zip(examples, features, strict=True)):
             self.numbers.add(
                 example.id or str(first + number), one.words, {label: some[number] for label, some in scores.items()},
                 truth_on(example, one.words),
             )  # fmt: skip
         assert self.how is not None
-        falls = erased(
-            Values(traces[self.scalar]), features, scores, self.numbers.ids[first:], self.bins, self.how, self.seed
-        )
+        falls = erased(Values(traces[self.scalar]), features, scores, self.numbers.ids, self.bins, self.how, self.seed)
         for kept, fallen in zip((self.numbers.comprehensiveness, self.numbers.sufficiency), falls, strict=True):
             for label, of_examples in fallen.items():
                 kept.setdefault(label, []).extend(of_examples.tolist())

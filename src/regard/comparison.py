@@ -65,6 +65,16 @@ class Numbers:
         for label, some in scores.items():
             self.scores.setdefault(label, []).append(some)
 
+    def extend(self, other: Numbers) -> None:
+        """The next examples."""
+        for mine, more in ((self.ids, other.ids), (self.words, other.words), (self.truth, other.truth)):
+            mine.extend(more)  # type: ignore[attr-defined]
+        for name in ("scores", "stability", "comprehensiveness", "sufficiency"):
+            for label, values in getattr(other, name).items():
+                getattr(self, name).setdefault(label, []).extend(values)
+        for label, count in other.forwards.items():
+            self.forwards[label] = self.forwards.get(label, 0) + count
+
     def drop(self, label: str) -> None:
         """Forget a method."""
         by_method: tuple[dict[str, Any], ...] = (

@@ -58,6 +58,12 @@ class Fetched:
         return fetched, (self.make, self.of, self.here)
 
 
+def fetching(subject: Any) -> Any:
+    """How a subject goes to other machines: what came from a path is loaded from there."""
+    load = getattr(subject, "origin", None)
+    return Fetched(load, of_subject, of_subject(subject)) if load else subject
+
+
 def fetched(make: Callable[[], Any], of: Callable[[Any], Any], here: Any) -> Any:
     """What is made, if it is the same as elsewhere; what it is called may differ."""
     made = make()
