@@ -5,19 +5,48 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
+from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
-from ray_faults import OTHER_VERSION, Bomb, Lots, OnlyAt, Work, cluster, in_place, outcomes, surroundings
+from ray_faults import (
+    OTHER_VERSION,
+    Bomb,
+    BreaksAt,
+    Lots,
+    OnlyAt,
+    Telling,
+    Work,
+    alive,
+    cluster,
+    in_place,
+    outcomes,
+    surroundings,
+)
 
 import regard
+from regard import lessons
 from regard.audited import load_audit
-from regard.errors import NotAModel, WorkerDied, WorkerDiffers
+from regard.errors import InputError, NotAModel, OptionError, WorkerDied, WorkerDiffers
+from regard.jobs import joining
 from regard.jobs.running import Afar, Failed, run
 from regard.jobs.store import Store
+from regard.lessons import Lab
 from regard.models import toys
+from regard.teaching import Lesson, Teacher
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
+import gated
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'regard[ray]'")
 from regard.jobs import ray as runner
@@ -257,3 +286,161 @@ def test_a_node_without_room_is_said(nodes, tmp_path, monkeypatch):
             outcomes(surroundings, [1], nodes.runner(), memory=1 << 30)
     finally:
         nodes.kill(node)
+
+
+def test_models_are_trained_elsewhere_to_the_same_bits(nodes, two, tmp_path):
+    data, made = gated.data(train=40, dev=10, test=10), {}
+    for name, where in (("here", None), ("there", nodes.runner())):
+        lab = Lab.of(gated.recipe(epochs=2), data, folder=tmp_path / name, runner=where)
+        against = Lesson("adversary", 0, {"sites": "last", "factor": 0.1, "places": [0]}, lab.plain(1)[0])
+        made[name] = lab.results([*lab.plain(2), against], name)
+    for one, other in zip(*made.values(), strict=True):
+        assert {**one.record, "seconds": 0} == {**other.record, "seconds": 0}
+        assert all(np.array_equal(array, other.arrays[which]) for which, array in one.arrays.items())
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_training_that_is_killed_goes_on_from_its_checkpoint(nodes, two, tmp_path, monkeypatch, seen):
+    """On a machine that sees the folder of the run, and on one that does not."""
+    data, diary = gated.data(train=32, dev=10, test=10), tmp_path / "diary"
+    fit = {"epochs": 8, "patience": None, "batch_size": 32}
+    recipe = regard.recipe(gated.Build(False), {**fit, "optimizer": Telling(diary, kill_at=5)})
+    lab = Lab.of(recipe, data, folder=tmp_path / "there", runner=nodes.runner(1))
+    nowhere = Path("/nowhere") / lab.folder.name / "checkpoints"
+    if not seen:
+        monkeypatch.setattr(
+            lessons, "Teacher", lambda recipe, data, _, threads: Teacher(recipe, data, nowhere, threads)
+        )
+    (taught,) = lab.results(lab.plain(1), "killed once")
+    assert len(diary.read_text().splitlines()) == 8 + 1, "four epochs were kept, and the fifth was done again"
+    alone = Lab.of(regard.recipe(gated.Build(False), {**fit, "optimizer": gated.adam}), data, folder=tmp_path / "here")
+    (expected,) = alone.results(alone.plain(1), "undisturbed")
+    assert np.array_equal(taught.arrays["test/output"], expected.arrays["test/output"])
+    left = [*tmp_path.rglob("*.safetensors"), *Path(tempfile.gettempdir()).glob(f"regard-{lab.folder.name}/*")]
+    assert all(one.parent.name == "arrays" for one in left), "nothing is left of training"
+
+
+def test_a_training_that_always_fails_is_refused_and_the_audit_goes_on(nodes, two, tmp_path):
+    data = gated.data(train=40, dev=10, test=12)
+    recipe = regard.recipe(BreaksAt(1, os.getpid()), {"epochs": 2, "patience": None, "optimizer": gated.adam})
+    asked = {**ASKED, "methods": ["raw"], "trials": [("seeds", {"seeds": 2}), "permutation"], "shown": 0, "probes": ()}
+    audit = regard.audit(recipe, data, out=tmp_path / "run", runner="ray", address=nodes.address, **asked)
+    assert [one.trial for _, one in audit.findings] == ["permutation"]
+    (refused,) = audit.refused
+    assert "plain with seed 1: failed 3 times" in refused["why"]
+
+
+SCRIPT = """
+import sys
+import regard
+from ray_faults import Slow
+from regard.models import toys
+from regard.teaching import Lesson, Teacher
+from test_ray import ASKED, TEXTS
+
+if __name__ == "__main__":
+    subject = regard.pooled(toys.decisive(), tokenize=Slow())
+    regard.audit(subject, TEXTS, out=sys.argv[1], resume=True, runner="ray", workers=2, **ASKED)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+def test_a_driver_that_is_killed_or_stopped_leaves_nobody_behind_and_goes_on_here(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    records, ran = tmp_path / "run" / "records.jsonl", 0
+    path = os.pathsep.join([str(Path(regard.__file__).parents[1]), str(Path(__file__).parent)])
+    for number in (signal.SIGKILL, signal.SIGINT):
+        mark = f"REGARD_MARK={uuid4()}"
+        given = {**os.environ, "PYTHONPATH": path, **dict([mark.split("=")])}
+        with subprocess.Popen([sys.executable, "script.py", "run"], cwd=tmp_path, env=given, stderr=-1) as driver:
+            until = time.monotonic() + 120
+            while not records.exists() or len(records.read_bytes().splitlines()) < ran + 2:
+                assert driver.poll() is None, driver.stderr.read().decode()[-2000:]
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert any("raylet" in one for one in alive(mark).values()), "it has started a cluster"
+            driver.send_signal(number)
+            driver.communicate(timeout=60)
+        until = time.monotonic() + 30
+        left = alive(mark)
+        while any("Agent" not in one for one in left.values()):
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+            left = alive(mark)
+        assert number == signal.SIGKILL or not left
+        for agent in left:  # of Ray: they hold nothing, and take a minute to notice that their cluster was killed
+            os.kill(agent, signal.SIGKILL)
+        ran = len(records.read_bytes().splitlines())
+        assert not (tmp_path / "run" / "done.json").exists()
+    subject = regard.pooled(toys.decisive())
+    for name in ("run", "undisturbed"):
+        regard.audit(subject, TEXTS, out=tmp_path / name, resume=True, **ASKED)
+    assert found_in(tmp_path / "run") == found_in(tmp_path / "undisturbed")
+
+
+@pytest.fixture
+def listener():
+    """Something that listens, and answers as it is told."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("says", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_where_ray_is_not(listener, says, monkeypatch):
+    monkeypatch.setattr(joining, "ANSWER", 1.0)
+    port = listener.getsockname()[1]
+    if says is None:
+        listener.close()
+    elif says:
+        threading.Thread(target=lambda: listener.accept()[0].sendall(says), daemon=True).start()
+    began = time.monotonic()
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}")[: 1 if says else 2]:
+        with pytest.raises(OptionError, match=f"address='{address}' does not answer"):
+            regard.audit(regard.pooled(toys.decisive()), TEXTS, runner="ray", address=address)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"runner": "spark"}, "runner='spark' is not known"),
+        ({"runner": "ray", "address": "nonsense"}, "must be 'auto', 'host:port'"),
+        ({"runner": "ray", "address": "auto"}, "does not answer"),
+        ({"runner": "ray", "address": "no.such.host.invalid:6379"}, "does not answer"),
+        ({"runner": "ray", "workers": 0}, "workers=0"),
+        ({"runner": "ray", "gpus_per_worker": -1}, "gpus_per_worker=-1"),
+        ({"runner": "ray", "timeout": 0}, "timeout=0"),
+        ({"address": "auto"}, "address='auto' is of a cluster"),
+        ({"timeout": 5}, "timeout=5 is of a cluster"),
+    ],
+)
+def test_bad_input(given, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # the cluster of other tests is not found
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: None)
+    with pytest.raises(InputError, match=says):
+        regard.audit(regard.pooled(toys.decisive()), TEXTS, out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(OptionError, match=r"pip install 'regard\[ray\]'"):
+        regard.audit(regard.pooled(toys.decisive()), TEXTS, runner="ray")
+
+
+def test_a_model_that_cannot_be_sent(nodes, two):
+    odd = regard.pooled(toys.decisive())
+    object.__setattr__(odd, "secret", threading.Lock())
+    with pytest.raises(OptionError, match="cannot be sent"):
+        regard.audit(odd, TEXTS, **on(nodes))
+
+
+def test_a_wrong_token_is_said(nodes, two, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.replace("workers=2", f"address={nodes.address!r}"))
+    path = os.pathsep.join([str(Path(regard.__file__).parents[1]), str(Path(__file__).parent)])
+    given = {**os.environ, "PYTHONPATH": path, "RAY_AUTH_TOKEN": "f" * 64}
+    ended = subprocess.run(
+        [sys.executable, "script.py", "run"], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 1
+    assert re.search("answers, but cannot be joined.*do you have its token", ended.stderr.splitlines()[-1])

@@ -93,11 +93,13 @@ def runner_of(
             if value:
                 raise OptionError(f"{name}={value!r} is of a cluster. Pass runner='ray' with it, or leave it out.")
         return Runner(workers=workers)
-    from regard.jobs.joining import must_be_installed
+    from regard.jobs.joining import must_be_installed, reachable
 
     must_be_installed()
     if address is None:
         workers = workers or os.cpu_count()
+    else:
+        reachable(address)  # before anything is loaded or trained
     return Runner("ray", workers, address, gpus_per_worker, timeout)
 
 
