@@ -38,7 +38,7 @@ from regard.memory import OVERHEAD, processes, weight
 from regard.progress import Board
 from regard.recipes import Recipe, described
 from regard.surveying import probed as ask_heads
-from regard.training import settled
+from regard.training import settled, threaded
 from regard.trying import (
     Drawn,
     Hearing,
@@ -53,8 +53,7 @@ from regard.trying import (
 )
 from regard.types import How, Subject, Targets
 
-MOST_PROBED = 1000  # examples that heads are looked at with
-MOST_KEPT = 1000  # things that units of one process leave for one another
+MOST_PROBED = MOST_KEPT = 1000  # examples that heads are looked at with; things that units leave for one another
 FACTS = ("labelled", "planted", "scale", "widths")  # what takes all examples to be known
 LOCAL = Runner()
 log = logging.getLogger("regard")
@@ -124,9 +123,10 @@ def audit(
         threads = threads_of(out)
     where = runner_of(runner, workers=workers, address=address, gpus_per_worker=gpus_per_worker, timeout=timeout)
     lab, model = None, cast("Subject", subject)
-    with where.open(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         if isinstance(subject, Recipe):
             checked(methods, trials, out, resume)  # before anything is trained
+            stack.enter_context(where.open(threads=threads))
             lab = lab_for(subject, data, seed=seed, workers=workers, folder=out, runner=where)
             model, data = lab.subject(), lab.test
         bench = prepared(
@@ -134,6 +134,7 @@ def audit(
             batch_size=batch_size, seed=seed, shown=shown, redact=redact, runner=where, threads=threads,
             command=command,
         )  # fmt: skip
+        stack.enter_context(bench.open())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="regard-")) if out is None else out
         return bench.audit(Path(folder), resume=resume and out is not None)
 
@@ -201,27 +202,27 @@ class Bench:
         target = None if isinstance(self.drawn.target, list) else self.drawn.target
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         drawn = replace(self.drawn, data=data, examples=(), target=target)
-        return own | {"drawn": drawn, "shelf": self.facts, "lab": None}
+        facts = {key: one for key, one in self.shelf.items() if key[0] in FACTS}
+        return own | {"drawn": drawn, "shelf": facts, "lab": None}
 
-    @property
-    def facts(self) -> dict[Any, Any]:
-        """What takes all examples to be known, found here; also that it could not be."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            self._case.labelled, self._case.scale  # noqa: B018 - they are kept on the shelf
-        except Exception as problem:  # it is raised where it is asked for
-            self.shelf["scale",] = problem
-        finally:
-            torch.set_num_threads(before)
-        return {key: one for key, one in self.shelf.items() if key[0] in FACTS}
+    def look(self) -> None:
+        """Put what takes all examples to be known on the shelf, before units run; also that it could not be."""
+        with threaded(self.threads):
+            try:
+                self._case.labelled, self._case.scale  # noqa: B018 - this is the look
+            except Exception as problem:  # it is raised where it is asked for
+                self.shelf["scale",] = problem
 
     @property
     def afar(self) -> Afar:
         """How it goes to other machines."""
-        return Afar(
-            replace(self, subject=fetching(self.subject)), 2 * weight(self.subject.model) + OVERHEAD, self.threads
-        )
+        sent = replace(self, subject=fetching(self.subject, self.identity["model"]))
+        return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
+
+    def open(self) -> contextlib.AbstractContextManager[Any]:
+        """For the length of a block, where it runs."""
+        size = 0 if hasattr(self.subject, "origin") else weight(self.subject.model)
+        return self.runner.open(threads=self.threads, size=size)
 
     def packed(self, chunk: Sequence[Unit]) -> list[Parcel]:
         """Units with what they take of the data."""
@@ -279,7 +280,8 @@ class Bench:
         batches = [tuple(part.places) for part in self._case.parts()]
         cut = [key for key in self.called[0] if not trains(key[0])]
         tried = [self._unit(name, title, places) for name, title in cut for places in batches]
-        first = [self._unit(HEADS, None, self._probed)] if self.probes else []
+        lots = np.random.default_rng(self.seed).permutation(len(self.drawn.examples))[:MOST_PROBED]
+        first = [self._unit(HEADS, None, tuple(np.sort(lots).tolist()))] if self.probes else []
         return [*first, *tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
 
     def _unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
@@ -289,13 +291,6 @@ class Bench:
         options = asked["probes"] if task == HEADS else asked["trials"].get(task)
         given |= {"options": options, "method": explained.get(title, explained)}
         return Unit(task, title, places, given)
-
-    @property
-    def _probed(self) -> tuple[int, ...]:
-        """Which examples heads are looked at with: a unit holds them all, so these are not as many as one likes."""
-        count = len(self.drawn.examples)
-        some = np.random.default_rng(self.seed).permutation(count)[:MOST_PROBED]
-        return tuple(np.sort(some).tolist())
 
     @cached_property
     def _case(self) -> Case:
@@ -309,38 +304,35 @@ class Bench:
     def __call__(self, given: Unit | Parcel) -> tuple[dict[str, Any], dict[str, Any]]:
         """What comes of a unit: a record of plain values, and arrays. It sees what it would see anywhere else."""
         if isinstance(given, Unit):
-            self.facts  # noqa: B018 - they are kept on the shelf
+            self.look()
             (given,) = self.packed([given])
+        elif self.runner.gpus_per_worker:
+            self.subject.model.to("cuda")  # a worker's own
         examples = cast("tuple[Example, ...]", given.examples)
         return replace(self, drawn=replace(self.drawn, examples=examples, target=given.target))._done(given.unit)
 
     def _done(self, unit: Unit) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays: dict[str, Any] = {}
-        began, before = time.monotonic(), torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            with settled(unit.seed):
-                if unit.task == HEADS:
-                    (part,) = self._case.parts()
-                    probed = self.probes, part.target, self.batch_size, self.seed
-                    record = ask_heads(self.subject, Dataset.of(part.examples), *probed)
-                elif unit.task == EXHIBIT:
-                    asked = self.methods.items()
-                    jobs = {title: job_for(self.subject, *one, self.seed) for title, one in asked}
-                    record, arrays = exhibit(self._case, jobs, unit.places[0])
-                else:
-                    record = self._tried(unit)
-        finally:
-            torch.set_num_threads(before)
+        began = time.monotonic()
+        with threaded(self.threads), settled(unit.seed):
+            if unit.task == HEADS:
+                (part,) = self._case.parts()
+                probed = self.probes, part.target, self.batch_size, self.seed
+                record = ask_heads(self.subject, Dataset.of(part.examples), *probed)
+            elif unit.task == EXHIBIT:
+                jobs = {title: job_for(self.subject, *one, self.seed) for title, one in self.methods.items()}
+                record, arrays = exhibit(self._case, jobs, unit.places[0])
+            else:
+                record = self._tried(unit)
         found = redacted(record, table=self.drawn.kind == "table") if self.redact else record
         return {"found": found, "seconds": round(time.monotonic() - began, 3)}, arrays
 
     def _tried(self, unit: Unit) -> dict[str, Any]:
         """What a trial makes of one batch."""
         there = [key for key in self.shelf if key[0] not in FACTS]
-        old = there[:-MOST_KEPT]
-        for key in [*old, *(one for one in there if one[0] not in ("scores", "trace", unit.task) and one not in old)]:
-            del self.shelf[key]  # of another trial, or of long ago; it may be large
+        for age, key in enumerate(reversed(there)):
+            if age >= MOST_KEPT or key[0] not in ("scores", "trace", unit.task):
+                del self.shelf[key]  # of long ago, or of another trial; it may be large
 
         def hand(part: Part, work: Callable[[], Result]) -> Result:
             raise _Done(work())
@@ -370,6 +362,7 @@ class Bench:
         units = self.units  # before anything is written: options are checked
         began = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = {"identity": self.identity, "command": self.command, "began": began}
+        self.look()
         failed: dict[str, str] = {}
         with Store.open(folder, manifest, resume=resume) as store:
             left = self.chunks(store.finished)
@@ -378,7 +371,8 @@ class Bench:
                 Counted(unit.part for unit in units if unit.id in store.finished),
             )
             with Board(totals, done=done, seconds=steps) as board:
-                for unit, result in run(self, left, runner=self.runner, afar=self.afar):
+                afar = self.afar if self.runner.kind != "local" else None
+                for unit, result in run(self, left, runner=self.runner, afar=afar):
                     if isinstance(result, Failed):
                         failed[unit.id] = result.why  # and is not added: who resumes this tries again
                     else:

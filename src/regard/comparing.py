@@ -19,12 +19,12 @@ from regard.erasing import BINS, Values, erased, possible
 from regard.errors import EmptyInput, InputError, NoGradient, NotServed, OptionError, WorkerDied, at_least_one
 from regard.explaining import Job, job_for, traces_for
 from regard.explanation import Explanation
-from regard.fingerprints import fetching
+from regard.fingerprints import fetching, of_subject
 from regard.jobs.running import Afar, Failed, Runner, run, runner_of
 from regard.measures import kendall
 from regard.memory import OVERHEAD, weight
 from regard.progress import Counter
-from regard.training import fit_planted, inputs_of, predict
+from regard.training import fit_planted, inputs_of, predict, threaded
 from regard.types import Batch, Features, How, Of, Subject, Targets
 from regard.wording import on_words, truth_on
 
@@ -193,28 +193,23 @@ class _Work:
 
     def __call__(self, some: _Some) -> tuple[dict[str, Any], dict[str, Any]]:
         """What was found out about a batch, as "found"."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
+        with threaded(self.threads):
             run = _Run(_Counted(self.subject), some.adopted, self.target, self.how, self.bins, self.seed)
             jobs = {label: job_for(run.subject, *one, self.seed) for label, one in self.asked.items()}
             jobs["random"] = replace(jobs["random"], of=run.scalar)  # so there is a trace to measure erasing against
             run.add(jobs, batch_of(self.subject, inputs_of(some.examples)), some.examples, some.first)
-        finally:
-            torch.set_num_threads(before)
         return {"found": replace(run, subject=None, adopted={}, target=None)}, {}
 
     @property
     def afar(self) -> Afar:
         """How it goes to other machines."""
-        return Afar(
-            replace(self, subject=fetching(self.subject)), 2 * weight(self.subject.model) + OVERHEAD, self.threads
-        )
+        sent = replace(self, subject=fetching(self.subject, of_subject(self.subject)))
+        return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
 
 
 def _together(work: _Work, some: Sequence[_Some], runner: Runner) -> _Run:
     """What all batches gave; the first tells which methods can be served, and the others need not try the rest."""
-    with runner.open(), Counter("comparing", sum(len(one.examples) for one in some)) as counter:
+    with runner.open(threads=work.threads), Counter("comparing", sum(len(one.examples) for one in some)) as counter:
         first: _Run = work(some[0])[0]["found"]
         counter.advance(len(some[0].examples))
         able = {label: one for label, one in work.asked.items() if label not in first.refused}

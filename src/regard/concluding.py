@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from regard.audited import SUITE, cited
 from regard.cases import Part, Result
-from regard.errors import InputError, RegardError
+from regard.errors import InputError, RegardError, WorkerDied, WorkerDiffers
 from regard.exhibits import redacted
 from regard.finding import Finding
 from regard.jobs.plan import EXHIBIT, HEADS, Unit
 from regard.jobs.store import Store
 from regard.progress import Counter
+from regard.training import threaded
 from regard.trying import trains
 
 MOST_VALUES, SOME_VALUES = 5_000, 2_000  # examples whose values are kept with a finding; and if there are more
@@ -83,17 +83,15 @@ def _short(finding: Finding, seed: int) -> Finding:
 def _trained(bench: Any, refused: list[dict[str, Any]]) -> dict[tuple[str, str | None], Finding]:
     """The findings of trials that train models; each model is trained once, and kept beside the run."""
     made: dict[tuple[str, str | None], Finding] = {}
-    before = torch.get_num_threads()
-    torch.set_num_threads(bench.threads)
-    try:
-        for (name, title), one in bench.called[0].items():
-            if trains(name):
-                try:
+    for (name, title), one in bench.called[0].items():
+        if trains(name):
+            try:
+                with threaded(bench.threads):
                     made[name, title] = one.finding()
-                except Exception as problem:  # whatever it is: the other trials go on
-                    log.debug("%s", name, exc_info=True)
-                    kind = "" if isinstance(problem, RegardError) else f"{type(problem).__name__}: "
-                    refused.append({"trial": name, "method": title, "why": f"{kind}{problem}"})
-    finally:
-        torch.set_num_threads(before)
+            except (WorkerDied, WorkerDiffers):  # nobody is left to train the others
+                raise
+            except Exception as problem:  # whatever it is: the other trials go on
+                log.debug("%s", name, exc_info=True)
+                kind = "" if isinstance(problem, RegardError) else f"{type(problem).__name__}: "
+                refused.append({"trial": name, "method": title, "why": f"{kind}{problem}"})
     return made

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from regard.data import Example
+from regard.data import Dataset, Example
 from regard.errors import WorkerDiffers
 from regard.explaining import model_of, versions
 from regard.jobs.store import differences
+from regard.training import PROBED, inputs_of, settled
 
 PACKAGES = ("regard", "torch", "transformers", "numpy", "scipy")
 PLAIN = (str, int, float, bool, tuple, type(None))
@@ -58,16 +59,16 @@ class Fetched:
         return fetched, (self.make, self.of, self.here)
 
 
-def fetching(subject: Any) -> Any:
-    """How a subject goes to other machines: what came from a path is loaded from there."""
+def fetching(subject: Any, known: Mapping[str, Any]) -> Any:
+    """How a subject with this fingerprint goes to other machines: what came from a path is loaded from there."""
     load = getattr(subject, "origin", None)
-    return Fetched(load, of_subject, of_subject(subject)) if load else subject
+    return Fetched(load, of_subject, known) if load else subject
 
 
 def fetched(make: Callable[[], Any], of: Callable[[Any], Any], here: Any) -> Any:
-    """What is made, if it is the same as elsewhere; what it is called may differ."""
+    """What is made, if it is the same as elsewhere."""
     made = make()
-    if changes := differences({"model": here}, {"model": of(made)}, but="model.name"):
+    if changes := differences({"model": here}, {"model": of(made)}):
         raise WorkerDiffers(f"the model is another one there ({'; '.join(changes)}). Copy it there, or save it anew.")
     return made
 
@@ -78,6 +79,13 @@ def of_untrained(subject: Any, inputs: Any) -> list[str]:
     subject.model.eval()
     said = subject.forward(subject.encode(inputs)).double()
     return [of_subject(subject)["weights"], _digest((said * 1000).round().tolist())]
+
+
+def of_teacher(teacher: Any, *, seed: int) -> list[str]:
+    """Of what a teacher teaches: of the model that its recipe builds from the data, before training."""
+    train = teacher.data["train"]
+    with settled(seed, devices=[]):
+        return of_untrained(teacher.recipe.build(Dataset.of(train), seed), inputs_of(train[:PROBED]))
 
 
 def of_examples(examples: Iterable[Example]) -> str:

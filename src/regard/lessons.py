@@ -8,7 +8,7 @@ import weakref
 from collections import Counter as Counted
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,53 +23,23 @@ from regard.attention.learning import Watch
 from regard.attention.running import is_subject
 from regard.data import Dataset, Example
 from regard.errors import NotServed, OptionError, TrialFailed, at_least_one
-from regard.fingerprints import of_examples, of_untrained, of_versions
+from regard.fingerprints import Fetched, of_examples, of_teacher, of_untrained, of_versions
 from regard.jobs.files import digest, remove
-from regard.jobs.running import Failed, Runner, run
+from regard.jobs.running import Afar, Failed, Runner, run
 from regard.jobs.store import Store
 from regard.measures import bootstrap, jsd
+from regard.memory import OVERHEAD, weight
 from regard.progress import Counter
 from regard.recipes import Recipe
 from regard.splitting import must_fit, splits_of, standardised
-from regard.teaching import Arrays, Lesson, Task, Teacher, load_weights
+from regard.teaching import Arrays, Lesson, Task, Taught, Teacher, load_weights
 from regard.training import AT_ONCE, PROBED, class_of, fits, inputs_of
 
 VERY_DIFFERENT = 0.1  # JSD, below which nobody would call attention different, also where seeds hardly differ
 WORTH = 15.0  # seconds: a process takes some of them to begin
+DAY = 86400.0  # seconds that a training may take on another machine
 FRESH = 1000  # between the seed of a base and those of models that are no copy of one
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Taught:
-    """What came of a lesson.
-
-    Args:
-        lesson: which one.
-        record: "diverged" ("" or why), "history", a row for each epoch.
-        arrays: of the test split "test/output", "test/looks", "test/lengths" and the like.
-    """
-
-    lesson: Lesson
-    record: Mapping[str, Any]
-    arrays: Arrays
-
-    @property
-    def diverged(self) -> str:
-        """Why training came to nothing; "" where it did not."""
-        return str(self.record["diverged"])
-
-    def looks(self, places: Sequence[int]) -> list[Array]:
-        """Of each test example the weights of its words, ``(site, word)``, each site divided by its sum."""
-        return [_normalised(part) for part in self.raw(places)]
-
-    def raw(self, places: Sequence[int], split: str = "test") -> list[Array]:
-        """The same as it is; what is missing to 1 is on special tokens."""
-        return _split(self.arrays[f"{split}/looks"][list(places)], self.arrays[f"{split}/lengths"])
-
-    def heads(self, place: int, split: str = "test") -> list[Array]:
-        """Of each example what each head of a site gives its words: ``(head, word)``."""
-        return _split(self.arrays[f"{split}/heads/{place}"], self.arrays[f"{split}/lengths"])
 
 
 class Planned(Exception):
@@ -217,12 +187,13 @@ class Lab:
 
     def _give(self, lessons: list[Lesson], store: Store, what: str) -> None:
         teacher = Teacher(self.recipe, self.data, self.folder / "checkpoints", self.threads)
+        afar = self._afar(teacher)
         left = [one for one in lessons if one.id not in store.finished]
         with Counter(what, len(left), patience=0 if left else 2.0) as counter:
             for depth in sorted({one.depth for one in left}):
                 tasks = self._tasks([one for one in left if one.depth == depth], store)
                 failed = []
-                for task, result in run(teacher, tasks, runner=self._at_once(len(tasks)), beside=False):
+                for task, result in run(teacher, tasks, runner=self._at_once(len(tasks)), beside=False, afar=afar):
                     if isinstance(result, Failed):
                         failed.append(f"{task.lesson.kind} with seed {task.lesson.seed}: {result.why}")
                         continue
@@ -231,6 +202,14 @@ class Lab:
                     counter.advance()
                 if failed:  # what others were taught is kept
                     raise TrialFailed("; ".join(failed))
+
+    def _afar(self, teacher: Teacher) -> Afar | None:
+        """How it goes to other machines, where models must begin as they do here."""
+        if self.runner.kind == "local":
+            return None
+        of = partial(of_teacher, seed=self.seed)
+        sent = Fetched(partial(replace, teacher), of, of(teacher))
+        return Afar(sent, 4 * weight(self.untrained.model) + OVERHEAD, self.threads, DAY)
 
     def _at_once(self, tasks: int) -> Runner:
         """Where so many run: here, if they are not worth a process each, and nobody said how many there shall be."""
@@ -384,13 +363,3 @@ def _while_at_hand(recipe: Recipe) -> Path:
         recipe.own["folder"] = tempfile.mkdtemp(prefix="regard-")
         weakref.finalize(recipe, shutil.rmtree, recipe.own["folder"], ignore_errors=True)
     return Path(recipe.own["folder"])
-
-
-def _normalised(part: Array) -> Array:
-    """Weights of words divided by their sum; alike, where there are none."""
-    total = part.sum(-1, keepdims=True)
-    return np.asarray(np.where(total > 1e-12, part / np.maximum(total, 1e-12), 1 / part.shape[-1]))
-
-
-def _split(looks: NDArray[Any], lengths: NDArray[Any]) -> list[Array]:
-    return np.split(looks.astype(np.float64), np.cumsum(lengths)[:-1], axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,12 @@ from regard.aims import Against, Guided, Hide, Known, features_of, flagged, guid
 from regard.data import Dataset, Example
 from regard.errors import NotServed
 from regard.explaining import job_for
+from regard.jobs.files import remove
 from regard.rationales import extracted
 from regard.recipes import Recipe, described
 from regard.recipes.core import AdamW
 from regard.splitting import SPLITS
-from regard.training import Aim, Diverged, fit, fits, inputs_of, settled
+from regard.training import Aim, Diverged, fit, fits, inputs_of, settled, threaded
 from regard.types import JOIN
 from regard.wording import on_words
 
@@ -34,6 +36,7 @@ AT_ONCE = 32  # examples that are explained together
 # Of models without context, whatever the recipe does: they begin with nothing, and are small.
 GUIDE: dict[str, Any] = {"batch_size": 32, "optimizer": AdamW(1e-3, 1e-5)}
 EMPTY = "…"  # a text of which nothing is left
+Array = NDArray[np.float64]
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -83,6 +86,38 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
+class Taught:
+    """What came of a lesson.
+
+    Args:
+        lesson: which one.
+        record: "diverged" ("" or why), "history", a row for each epoch.
+        arrays: of the test split "test/output", "test/looks", "test/lengths" and the like.
+    """
+
+    lesson: Lesson
+    record: Mapping[str, Any]
+    arrays: Arrays
+
+    @property
+    def diverged(self) -> str:
+        """Why training came to nothing; "" where it did not."""
+        return str(self.record["diverged"])
+
+    def looks(self, places: Sequence[int]) -> list[Array]:
+        """Of each test example the weights of its words, ``(site, word)``, each site divided by its sum."""
+        return [_normalised(part) for part in self.raw(places)]
+
+    def raw(self, places: Sequence[int], split: str = "test") -> list[Array]:
+        """The same as it is; what is missing to 1 is on special tokens."""
+        return _split(self.arrays[f"{split}/looks"][list(places)], self.arrays[f"{split}/lengths"])
+
+    def heads(self, place: int, split: str = "test") -> list[Array]:
+        """Of each example what each head of a site gives its words: ``(head, word)``."""
+        return _split(self.arrays[f"{split}/heads/{place}"], self.arrays[f"{split}/lengths"])
+
+
+@dataclass(frozen=True, eq=False)
 class Teacher:
     """Gives lessons; it can be sent to other processes.
 
@@ -99,19 +134,20 @@ class Teacher:
     threads: int
 
     def checkpoint(self, lesson: Lesson) -> Path:
-        """Where its training is kept while it goes on."""
-        return self.folder / f"{lesson.id}.safetensors"
+        """Where its training is kept while it goes on; on a machine that does not see the folder, in one of its own."""
+        folder = self.folder
+        if not folder.parent.is_dir():
+            folder = Path(tempfile.gettempdir()) / f"regard-{folder.parent.name}"
+        return folder / f"{lesson.id}.safetensors"
 
     def __call__(self, task: Task) -> tuple[dict[str, Any], Arrays]:
         """What comes of it: a record of plain values, and arrays."""
-        began, before = time.monotonic(), torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            with settled(task.lesson.seed, devices=[]):
-                record, arrays = self._taught(task.lesson, task.needed)
-            return record | {"seconds": round(time.monotonic() - began, 1)}, arrays
-        finally:
-            torch.set_num_threads(before)
+        began = time.monotonic()
+        with threaded(self.threads), settled(task.lesson.seed, devices=[]):
+            record, arrays = self._taught(task.lesson, task.needed)
+        if not self.folder.parent.is_dir():
+            remove(self.checkpoint(task.lesson))  # nobody else will
+        return record | {"seconds": round(time.monotonic() - began, 1)}, arrays
 
     def _taught(self, lesson: Lesson, needed: Arrays) -> tuple[dict[str, Any], Arrays]:
         data: Mapping[str, tuple[Example, ...]] = self.data
@@ -283,3 +319,13 @@ def reduced(example: Example, words: Sequence[str], keep: NDArray[np.bool_]) -> 
         return replace(example, input=cells, rationale=None)
     text = " ".join(word for word, one in zip(words, keep, strict=True) if one)
     return replace(example, input=text or EMPTY, rationale=None)
+
+
+def _normalised(part: Array) -> Array:
+    """Weights of words divided by their sum; alike, where there are none."""
+    total = part.sum(-1, keepdims=True)
+    return np.asarray(np.where(total > 1e-12, part / np.maximum(total, 1e-12), 1 / part.shape[-1]))
+
+
+def _split(looks: NDArray[Any], lengths: NDArray[Any]) -> list[Array]:
+    return np.split(looks.astype(np.float64), np.cumsum(lengths)[:-1], axis=-1)

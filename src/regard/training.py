@@ -34,6 +34,17 @@ AT_ONCE = 64  # examples that are run together where nothing is learned
 
 
 @contextmanager
+def threaded(count: int) -> Iterator[None]:
+    """So many threads of torch, for the length of a block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def settled(seed: int, **devices: Any) -> Iterator[None]:
     """All generators that a process has begin at a seed, and are afterwards as they were.
 

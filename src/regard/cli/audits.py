@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,13 +79,14 @@ def audit(
     similar_to: options.SIMILAR = None,
     how: options.HOW = None,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="How many examples run together.")] = 32,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="How many processes, each with the model; else as many as fit."),
-    ] = None,
+    workers: options.WORKERS = None,
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Of each process; else the cores are shared.")
     ] = None,
+    runner: options.RUNNER = "local",
+    address: options.ADDRESS = None,
+    gpus_per_worker: options.GPUS = 0.0,
+    timeout: options.TIMEOUT = None,
     over_limit: options.OVER_LIMIT = "error",
     on_bad: options.ON_BAD = "raise",
     trust_remote_code: options.TRUST = False,
@@ -103,41 +106,53 @@ def audit(
     columns = text_column, label_column, rationale_column
     read_from = None if data is None else read(data, *columns, on_bad, model, recipe)
     required = _criteria(require or [])
+    from regard.jobs.running import runner_of
+
+    some = workers or (1 if trust_remote_code and runner == "local" else None)
+    where = runner_of(runner, workers=some, address=address, gpus_per_worker=gpus_per_worker, timeout=timeout)
     wake()
     from regard.asked import PROBES, threads_of
     from regard.auditing import prepared
-    from regard.jobs.running import runner_of
     from regard.trying import lab_for
 
     _must_be_tried(required, tried, recipe)
     lab = wanted = None
-    where = runner_of("local", workers=workers or (1 if trust_remote_code else None))
-    if recipe is not None:
-        made, within = recipe_of(recipe, model, recipe_options), None if dry_run else folder  # which writes nothing
-        lab = lab_for(made, read_from, seed=seed, workers=workers, folder=within, runner=where)
-        subject, read_from = lab.subject(), lab.test
-    else:
-        subject, read_from, wanted = subject_of(
-            model, read_from, planted, seed, target=target, similar_to=similar_to, over_limit=over_limit,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-    asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown, "redact": redact,
-                  "runner": where, "command": command(),
-                  "threads": threads_of(folder) if resume and threads is None else threads,
-                  "probes": PROBES if probed is None else probed}  # fmt: skip
-    named = tried[0][0] if _is_a_set(tried) else tried
-    bench = prepared(subject, read_from, lab=lab, methods=chosen, trials=named, target=wanted, **asked)
-    if not bench.called[0]:
-        why = "; ".join(dict.fromkeys(f"{row['trial']}: {row['why']}" for row in bench.called[1]))
-        raise InputError(f"nothing can run. {why}")
-    steps = None
-    if dry_run or not (resume or named == "quick"):  # a probe would take a good part of what a quick look takes
-        steps = _foretell(bench, json=json, dry_run=dry_run).steps
-    if dry_run:
-        return
-    found = bench.audit(folder, resume=resume, steps=steps)
+    threads = threads_of(folder) if resume and threads is None else threads
+    with ExitStack() as stack:
+        if recipe is not None:
+            _join(stack, where.open(threads=threads), runner, address)
+            made, within = recipe_of(recipe, model, recipe_options), None if dry_run else folder  # which writes nothing
+            lab = lab_for(made, read_from, seed=seed, workers=workers, folder=within, runner=where)
+            subject, read_from = lab.subject(), lab.test
+        else:
+            subject, read_from, wanted = subject_of(
+                model, read_from, planted, seed, target=target, similar_to=similar_to, over_limit=over_limit,
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
+        asked: Any = {"how": how, "limit": limit, "batch_size": batch_size, "seed": seed, "shown": shown,
+                      "redact": redact, "runner": where, "command": command(), "threads": threads,
+                      "probes": PROBES if probed is None else probed}  # fmt: skip
+        named = tried[0][0] if _is_a_set(tried) else tried
+        bench = prepared(subject, read_from, lab=lab, methods=chosen, trials=named, target=wanted, **asked)
+        if not bench.called[0]:
+            why = "; ".join(dict.fromkeys(f"{row['trial']}: {row['why']}" for row in bench.called[1]))
+            raise InputError(f"nothing can run. {why}")
+        steps = None
+        if dry_run or not (resume or named == "quick"):  # a probe would take a good part of what a quick look takes
+            steps = _foretell(bench, json=json, dry_run=dry_run).steps
+        if dry_run:
+            return
+        _join(stack, bench.open(), runner, address)
+        found = bench.audit(folder, resume=resume, steps=steps)
     _hand_over(found, folder, html or folder / REPORT, json=json)
     raise typer.Exit(_code(found, required))
+
+
+def _join(stack: ExitStack, where: AbstractContextManager[Any], runner: str, address: str | None) -> None:
+    """Go where the work is done, in sight: it takes seconds."""
+    what = "joining the cluster" if address else "starting Ray"
+    with Counter(what, None, patience=0 if runner != "local" else math.inf):
+        stack.enter_context(where)
 
 
 def _must_be_known(methods: Sequence[tuple[str, Any]], trials: Sequence[tuple[str, Any]]) -> None:

@@ -38,6 +38,8 @@ Examples:
 * `regard audit --model path/to/classifier --data reviews.csv --require consistent,causal --json > findings.json`
 * `regard audit --recipe fine_tune --model path/to/encoder --data reviews.csv --trials all`
 * `regard audit --config audit.toml --limit 100 --resume`
+* `regard audit --model path/to/classifier --data reviews.csv --runner ray --workers 4`
+* `regard audit --model /shared/classifier --data reviews.csv --runner ray --address auto --gpus-per-worker 1`
 """
 FIT_HELP = """Train a transformer on a table, and save it, to be audited.
 

@@ -144,3 +144,17 @@ OPTION = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="TEXT", help="An option of it, name=value; may be given several times."),
 ]
+WORKERS = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="How many processes, each with the model; else as many as fit."),
+]
+RUNNER = Annotated[str, typer.Option(metavar="TEXT", help="Where they run: 'local', or 'ray' (needs regard[ray]).")]
+ADDRESS = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Of a Ray cluster: 'auto', 'host:port', 'ray://host:port'; else one is started."),
+]
+GPUS = Annotated[float, typer.Option(metavar="X", min=0.0, help="GPUs of each process on Ray; 0.5: two share one.")]
+TIMEOUT = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="After which a batch on Ray is given up and tried again; else an hour."),
+]

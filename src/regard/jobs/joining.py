@@ -66,40 +66,38 @@ def _start(ray: Any, runner: Runner, threads: int, size: int, quiet: dict[str, A
 
 
 def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
-    """A cluster that is there. Ray itself would wait for minutes for one that is not."""
-    from ray.exceptions import AuthenticationError
-
-    said = f"address={address!r}"
+    """A cluster that is there."""
+    found = reachable(address)
     try:
-        if address.startswith("ray://"):
-            _must_answer(address.removeprefix("ray://"), said)
-        else:
-            from ray._private.services import canonicalize_bootstrap_address
-
-            address = canonicalize_bootstrap_address(address) or address
-            _must_answer(address, said)
-        ray.init(address, **quiet)
-    except AuthenticationError:
+        ray.init(found, **quiet)
+    except (ConnectionError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as problem:
         raise OptionError(
-            f"{said} wants a token. Put it where Ray looks for it: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
-            "RAY_AUTH_TOKEN_PATH."
+            f"address={address!r} answers, but cannot be joined: {' '.join(str(problem).split())[:300]} Has it the "
+            "same version of Ray and of Python, and do you have its token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, "
+            "or RAY_AUTH_TOKEN_PATH)?"
         ) from None
-    except (ConnectionError, ValueError, RuntimeError, ImportError) as problem:
-        raise OptionError(f"{said} cannot be joined: {str(problem).splitlines()[0][:300]}") from None
 
 
-def _must_answer(address: str, said: str) -> None:
-    """Refuse an address where nothing speaks as Ray does: HTTP/2, which begins with settings."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise OptionError(f"{said} must be 'auto', 'host:port' or 'ray://host:port'.")
-    problem = "something else is there"
+def reachable(address: str) -> str:
+    """An address as Ray takes it; refused where nothing answers, as Ray itself would wait there for minutes.
+
+    What answers must speak as Ray does: HTTP/2, which begins with settings.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    said, problem = f"address={address!r}", "something else is there"
     try:
+        found = address if address.startswith("ray://") else canonicalize_bootstrap_address(address)
+        host, _, port = str(found).removeprefix("ray://").rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as line:
             line.settimeout(ANSWER)
             line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
             if os.environ.get("RAY_USE_TLS", "0") != "0" or line.recv(9)[3:4] == b"\4":
-                return
+                return str(found)
+    except ConnectionError as why:  # also: nothing was found
+        problem = str(why).splitlines()[0]
+    except ValueError:
+        raise OptionError(f"{said} must be 'auto', 'host:port' or 'ray://host:port'.") from None
     except (OSError, OverflowError) as why:
         problem = str(why)
     raise OptionError(f"{said} does not answer ({problem}). Is the cluster up, and can it be reached from here?")

@@ -199,7 +199,7 @@ class Pool:
         self.ray.kill(one.handle)
         self.why = f"{one.where or 'a worker'}: {why}"
         log.warning("a worker is gone. %s", self.why)
-        self.spare -= not one.begun
+        self.spare -= bool(one.where) and not one.begun
         chunks = [chunk for _, chunk in one.asked if chunk]
         self.waiting.extendleft(reversed(chunks[1:]))
         for chunk in chunks[:1]:

@@ -27,7 +27,7 @@ class Runner:
 
     Args:
         kind: "local": processes of this machine; "ray": those of a cluster.
-        workers: how many of them; None, of a cluster: as many as it has room for.
+        workers: how many of them; None: as many as there is room for.
         address: of the cluster: "auto", "host:port" or "ray://host:port"; None: one is started here, and stopped again.
         gpus_per_worker: of a cluster; a part of one will do.
         timeout: seconds of one chunk, after which it hangs; None: an hour, and for a training a day.
@@ -39,13 +39,18 @@ class Runner:
     gpus_per_worker: float = 0.0
     timeout: float | None = None
 
-    def open(self) -> AbstractContextManager[Any]:
-        """For the length of a block, one cluster for all that runs."""
+    def open(self, *, threads: int | None = None, size: int = 0) -> AbstractContextManager[Any]:
+        """For the length of a block, one cluster for all that runs.
+
+        Args:
+            threads: of each worker.
+            size: bytes of what is sent to all.
+        """
         if self.kind == "local":
             return nullcontext()
         from regard.jobs.joining import connected
 
-        return connected(self)
+        return connected(self, threads=threads or 1, size=size)
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,13 @@ def runner_of(
             if value:
                 raise OptionError(f"{name}={value!r} is of a cluster. Pass runner='ray' with it, or leave it out.")
         return Runner(workers=workers)
-    from regard.jobs.joining import must_be_installed
+    from regard.jobs.joining import must_be_installed, reachable
 
     must_be_installed()
+    if address is None:
+        workers = workers or os.cpu_count()
+    else:
+        reachable(address)  # before anything is loaded or trained
     return Runner("ray", workers, address, gpus_per_worker, timeout)
 
 

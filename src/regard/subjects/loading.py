@@ -120,10 +120,19 @@ def sourced(make: Make) -> Make:
         if isinstance(model, (str, Path)):
             path = Path(model).expanduser()
             source = str(path.resolve()) if path.exists() else str(model)
-            object.__setattr__(subject, "origin", partial(noting, source, *more, **options))
+            named = getattr(getattr(subject.model, "config", None), "_name_or_path", "")
+            object.__setattr__(subject, "origin", partial(_opened, noting, named, source, *more, **options))
         return subject
 
     return cast("Make", noting)
+
+
+def _opened(make: Callable[..., Any], named: str, source: str, *more: Any, **options: Any) -> Any:
+    """A subject from a path that is the same everywhere, called what it was called at first."""
+    subject = make(source, *more, **options)
+    if hasattr(subject.model, "config"):
+        subject.model.config._name_or_path = named
+    return subject
 
 
 @contextmanager

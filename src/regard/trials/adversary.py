@@ -13,10 +13,10 @@ import pandas as pd
 from regard.cases import Array, Case
 from regard.errors import OptionError, RegardError, TrialFailed, at_least_one, within
 from regard.finding import Finding, holds, level, said
-from regard.lessons import VERY_DIFFERENT, Lab, Taught, losses_of
+from regard.lessons import VERY_DIFFERENT, Lab, losses_of
 from regard.measures import Interval, bootstrap, crossed, resampled, widened
 from regard.searching import Search
-from regard.teaching import Lesson
+from regard.teaching import Lesson, Taught
 
 CLAIM = "Attention is hard to manipulate: a model trained to look elsewhere does not give the same output any more."
 REFERENCE = "Models of other seeds: how far their attention and their outputs differ for no reason."

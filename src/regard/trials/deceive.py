@@ -11,9 +11,9 @@ import pandas as pd
 from regard.cases import Array, Case
 from regard.errors import InputError, NotServed, OptionError, choose, within
 from regard.finding import Finding, above, holds, level, said
-from regard.lessons import Lab, Taught, losses_of
+from regard.lessons import Lab, losses_of
 from regard.measures import Interval, crossed
-from regard.teaching import Lesson
+from regard.teaching import Lesson, Taught
 
 CLAIM = "Attention cannot be hidden: a model whose attention is trained off the words that it needs becomes worse."
 REFERENCE = "A loss of accuracy that counts as none, and that of a model which never sees these words."
