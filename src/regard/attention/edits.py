@@ -310,7 +310,11 @@ def custom(
         inspect.signature(change).bind("weights", "place")
     except (TypeError, ValueError) as problem:
         raise BadEdit(f"edits: {name} must take (weights, place): {problem}.") from None
-    return Edit(name, change, sites, heads, rows, normalised=not allow_unnormalised)
+
+    def changed(weights: Tensor, place: Place) -> Tensor:
+        return change(weights, place) if place.heads else weights  # this process may hold none of the heads
+
+    return Edit(name, changed, sites, heads, rows, normalised=not allow_unnormalised)
 
 
 def _multiply(name: str, given: Callable[[Place], Tensor], sites: Sites, heads: Heads, rows: Rows) -> Edit:

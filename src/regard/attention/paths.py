@@ -120,8 +120,10 @@ def from_layers(
 
     def numbers(site: Site) -> Tensor:
         if matrix:
-            return site.matrix(per_head=per_head, weigh=weigh_at(site), together=together)
-        return site.pull(trace.readout, per_head=per_head, weigh=weigh_at(site), together=together)
+            found = site.matrix(per_head=per_head, weigh=weigh_at(site), together=together)
+        else:
+            found = site.pull(trace.readout, per_head=per_head, weigh=weigh_at(site), together=together)
+        return found.to(trace.readout.device)  # layers may be on several
 
     if layers == "rollout" and not per_layer:
         if per_head:
@@ -207,7 +209,8 @@ def _passed_down(
         for site in layer:
             queries, keys = ends(trace, site)
             if queries in flow:
-                pulled.append((queries, keys, site.pull(flow[queries], weigh=weigh_at(site), together=together)))
+                numbers = site.pull(flow[queries], weigh=weigh_at(site), together=together)
+                pulled.append((queries, keys, numbers.to(trace.readout.device)))  # layers may be on several
         for queries, _, _ in pulled:
             flow[queries] = flow[queries] * keep
         for queries, keys, numbers in pulled:

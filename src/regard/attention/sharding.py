@@ -221,6 +221,17 @@ def must_be_whole(model: nn.Module, what: str) -> None:
         raise NotServed(f"{what}: the heads of the model are spread over {shards.size} processes. {WHOLE}")
 
 
+def offloaded(model: nn.Module) -> bool:
+    """Whether some weights are kept elsewhere until they are needed (accelerate's offload)."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def part_here(x: Tensor) -> Tensor:
+    """What this process holds of a tensor that is spread over several."""
+    own: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return own
+
+
 def whole(x: Tensor) -> Tensor:
     """What a part of the model that is spread over processes has computed, put together."""
     together: Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x

@@ -74,7 +74,7 @@ def integrated(
 
         everything = along.pull(site.real.to(site.dtype), weigh=summed, together="sum").sum(-1)
         changes.append(change)
-        errors.append((everything - change).abs())
+        errors.append((everything.to(change.device) - change).abs())
         return product if per_head else summed
 
     found = from_layers(
