@@ -128,6 +128,8 @@ def _ask_methods(ask: Any, subject: Any) -> None:
 
     for method, options in METHODS:
         ask(f"explain {method} {options}", lambda method=method, options=options: explained(method, options))
+    asked = {"methods": ["raw", "grad_rollout", "gradient"], "examples": 3}
+    ask("compare", lambda: torch.tensor(regard.compare(subject, TEXTS, **asked).matrix().to_numpy(dtype=float)))
     produced = {"method": "rollout", "generate": 2}
     ask("generate", lambda: torch.from_numpy(regard.explain(subject, TEXTS[0], **produced)[1].scores).clone())
 

@@ -22,7 +22,10 @@ from transformers import AutoModelForCausalLM
 
 import regard
 import sharded
+from regard.attention.entrance import Entrance
+from regard.attention.lookalikes import Trembling
 from regard.attention.sharding import shards_of
+from regard.fingerprints import of_subject
 
 SECONDS = 150  # for a launch, which takes 15 to 40 on two cores
 NOT_SERVED = ("explain norm", "explain effective")
@@ -214,12 +217,32 @@ def test_a_model_with_weights_elsewhere_gives_the_same_numbers(where, name, fold
     assert elsewhere
     found = sharded.answers_of(model, briefly=name == "eager4")
     assert [path for path, one in model.named_parameters() if one.is_meta] == elsewhere  # as it was
+    whole = AutoModelForCausalLM.from_pretrained(folder / name)
+    prints = [of_subject(regard.causal(one, sharded.tokenizer()))["weights"] for one in (model, whole)]
+    assert prints[0] == prints[1]
     assert found.keys() == plain(name).keys()
     for question, expected in plain(name).items():
         if isinstance(expected, str):
             assert found[question] == expected
         else:
             torch.testing.assert_close(found[question], expected, rtol=0, atol=1e-5)
+
+
+def test_noise_reaches_words_whose_table_is_on_disk(folder, tmp_path):
+    """The table is another tensor in each pass; noise that reached none of them would call any ranking stable."""
+    options = {"device_map": MAPS["all on disk"], "offload_folder": tmp_path}
+    models = [AutoModelForCausalLM.from_pretrained(folder / "brief2", **some) for some in ({}, options)]
+    outputs = []
+    for model in models:
+        subject = regard.causal(model, sharded.tokenizer())
+        batch = subject.encode(sharded.TEXTS)
+        tables = Entrance(subject, batch).tables
+        with torch.no_grad():
+            outputs.append(subject.forward(batch))
+            with Trembling(tables, 0.5, 0):
+                outputs.append(subject.forward(batch))
+    assert (outputs[1] - outputs[0]).abs().max() > 0.01
+    torch.testing.assert_close(outputs[2:], outputs[:2])
 
 
 def test_a_model_in_one_process_has_no_shards(plain, folder):

@@ -132,8 +132,8 @@ class _Embeddings(TorchFunctionMode):
             for strand, known in self.ids.items() if ids.data_ptr() not in self.others else ():
                 if any(ids.shape == one.shape and torch.equal(ids, one.to(ids.device)) for one in known):
                     pieces = self.seen.setdefault(strand, [])
+                    result = in_place_of(whole(result), result)  # spread over processes, it can be summed but once
                     pieces.append(whole(result).clone())
-                    result = in_place_of(pieces[-1], result)  # where it is spread over processes, it is summed once
                     table = (*args, *(kwargs or {}).values())[1]
                     self.tables += [table] if all(table is not one for one in self.tables) else []
                     # a copy: the model may go on to write into it

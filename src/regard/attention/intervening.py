@@ -78,11 +78,10 @@ class Rerun:
             settle(subject, self.batch, tape)
             self.readout = subject.readout(self.batch, None)
             verify_readout(subject, self.batch)
-        batch = self.batch
         self.spots = [
             Spot(
                 site.index, site.name, site.kind, site.shape, site.real, site.rows,
-                _special(batch, site), site.real_keys, site.shard,
+                _special(self.batch, site), site.real_keys, site.shard,
             )
             for site in sites_of(tape, self.readout)
         ]  # fmt: skip
@@ -97,9 +96,7 @@ class Rerun:
         names = [spot.name for spot in self.spots]
         plan = replace(plan, states=changes_of(self.subject, self.batch, _listed(edits), names))
         with undisturbed(self.subject.model):
-            if variants is None:
-                return self._run(plan)
-            return self._run_all(plan)
+            return self._run(plan) if variants is None else self._run_all(plan)
 
     def _plan(self, steps: dict[int, list[Step]], variants: int | None, *, gradients: Gradients) -> Plan:
         readings = self.readings if variants is None else self._readings_of_many
@@ -315,8 +312,7 @@ class Rerun:
         return Upstream(apart, recording if self._proved(recording, both, expected) else None)
 
     def _recorded(self, first: int) -> Recording:
-        tape = Tape(self.subject.model, self.batch)
-        recording = Recording(self.subject.model, first)
+        tape, recording = Tape(self.subject.model, self.batch), Recording(self.subject.model, first)
         with recording.record(tape):
             run(self.subject, self.batch, tape, gradients=self.gradients is True)
         return recording

@@ -122,8 +122,9 @@ class Shard:
         """What all processes make of their heads; ``r`` ``(example, row)``: what rows were summed by, if they were."""
         if together == "same":
             return result
+        single = r is None or not bool((r < 0).any() or (r > 0).sum(-1).max() > 1)
         # the largest of sums over rows is not the sum of the largest
-        if together is True or (together in ("max", "min") and r is not None and bool((r != 0).sum(-1).max() > 1)):
+        if together is True or (together in ("max", "min") and not single):
             raise NotServed(f"it takes all heads of a row at once: these are in {self.shards.size} processes. {WHOLE}")
         return self.shards.reduced(result, "sum" if together is False else together)
 
@@ -224,6 +225,17 @@ def must_be_whole(model: nn.Module, what: str) -> None:
 def offloaded(model: nn.Module) -> bool:
     """Whether some weights are kept elsewhere until they are needed (accelerate's offload)."""
     return any(parameter.is_meta for parameter in model.parameters())
+
+
+def stored(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """A parameter or buffer of a model, from where it is kept."""
+    path, _, own = name.rpartition(".")
+    hook: Any = getattr(model.get_submodule(path), "_hf_hook", None) if tensor.is_meta else None
+    for one in getattr(hook, "hooks", (hook,)):
+        if getattr(one, "weights_map", None) is not None:
+            kept: Tensor = one.weights_map[own]
+            return kept
+    return tensor
 
 
 def part_here(x: Tensor) -> Tensor:
