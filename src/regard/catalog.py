@@ -16,6 +16,7 @@ import pandas as pd
 
 from regard import methods
 from regard.attention import Trace
+from regard.attention.paths import no_projections
 from regard.errors import NotServed, OptionError, must_know, nearest
 from regard.types import Of, Scores
 
@@ -59,10 +60,14 @@ class Method(Entry):
     of: Of
     cannot: Callable[[Trace], str | None]
 
+    def unserved(self, trace: Trace) -> str | None:
+        """Why a trace cannot serve it, if it cannot."""
+        return (no_projections(trace) if "values" in self.needs else None) or self.cannot(trace)
+
     def __call__(self, trace: Trace, **options: Any) -> Scores:
         """The numbers, or `NotServed` with the methods that this trace can serve."""
         try:
-            reason = self.cannot(trace)
+            reason = self.unserved(trace)
             if reason is None:
                 scores: Scores = self.function(trace, **options)
                 return scores
@@ -74,7 +79,7 @@ class Method(Entry):
 def those_that_can(trace: Trace, but: str) -> str:
     """A sentence that lists the attention methods which a trace can serve, without the one that it could not."""
     some = [one for one in found().values() if one.family == "attention" and one.name != but]
-    able = [one.name for one in some if one.cannot(trace) is None]
+    able = [one.name for one in some if one.unserved(trace) is None]
     return f"Methods that can: {', '.join(able) or 'none'}."
 
 

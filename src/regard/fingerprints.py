@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from regard.attention.sharding import stored
 from regard.data import Dataset, Example
 from regard.errors import WorkerDiffers
 from regard.explaining import model_of, versions
@@ -27,6 +28,7 @@ def of_subject(subject: Any) -> dict[str, Any]:
     weights = blake2b(digest_size=16)
     for name, one in sorted(subject.model.state_dict().items()):
         if isinstance(one, torch.Tensor):
+            one = stored(subject.model, name, one)
             weights.update(f"{name} {one.dtype} {tuple(one.shape)}".encode())
             weights.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         else:

@@ -19,6 +19,7 @@ from torch import Tensor
 from regard import probes as folder
 from regard.attention import Site, Trace, trace
 from regard.attention.running import must_be_subject
+from regard.attention.sharding import must_be_whole
 from regard.catalog import Entry, modules, named
 from regard.data import Dataset, Example
 from regard.errors import EmptyInput, NotServed, OptionError, RegardError
@@ -112,6 +113,7 @@ def heads(
         (1, 10)
     """
     must_be_subject(subject)
+    must_be_whole(subject.model, "heads")
     must_count(seed, examples=examples, batch_size=batch_size, draws=draws)
     asked = asked_of(probes)
     dataset = dataset_of(data)

@@ -19,6 +19,7 @@ import pandas as pd
 from regard import trials
 from regard.attention.edits import Sites
 from regard.attention.running import must_be_subject
+from regard.attention.sharding import must_be_whole
 from regard.cases import FEW, Case, Hand
 from regard.catalog import Entry, modules, named
 from regard.data import Dataset, Example, read
@@ -113,6 +114,7 @@ def trial(
         lab = lab_for(subject, data, seed=seed, workers=workers, threads=threads)
         model, data = lab.untrained, lab.test
     must_be_subject(model)
+    must_be_whole(model.model, f"trial {name}")
     must_train(name, model, lab)
     drawn = draw(data, None if trains(name) else examples, target, seed)
     if lab is not None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from regard.attention.shadowing import shadowing
+from regard.attention.sharding import offloaded
 from regard.memory import give_back
 
 CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
@@ -70,7 +71,7 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 
     Blocks are the entries of the outermost lists of modules; their `forward` is shadowed on the instance, as in replay.
     """
-    started = False
+    started, moving = False, offloaded(model)
 
     def shadow(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -81,7 +82,8 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
                 # the recomputation sees no tape, so it cannot be the tape that makes a leaf inside
                 args, kwargs, _ = with_leaf(args, kwargs)
             started = True
-            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+            # stopped early, a submodule would not give back the weights that were brought here for it
+            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": not moving}
             result = torch.utils.checkpoint.checkpoint(forward, *args, **options, **kwargs)
             give_back()  # measured: a quarter of the peak otherwise
             return result

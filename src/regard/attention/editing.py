@@ -8,7 +8,7 @@ weights) it is asked to do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from regard.attention.checkpoints import recompute_inside
 from regard.attention.edits import Edit, Place
 from regard.attention.replay import CannotReplay
 from regard.attention.running import Gradients, undisturbed
+from regard.attention.sharding import Among, Shard
 from regard.attention.sites import Kind
 from regard.attention.sources import HIDDEN, Fused, Given, at_least_float
 from regard.attention.tape import Reading, Record, Tape, attend_again, writable
@@ -45,6 +46,7 @@ class Spot:
     rows: Tensor | None  # example query: the row that each query stands for, where only some are computed
     special: Tensor  # example key
     real_keys: Tensor  # example key
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +55,17 @@ class Step:
 
     Args:
         edit: what is done.
-        heads: ``(head,)``.
+        heads: ``(head,)``: places among the heads that this process holds.
         rows: ``(example, row)``, padded by repeating; without a variant axis.
         valid: ``(example, row)``, False where ``rows`` is padding.
+        among: which of the edited heads these are, where the model is spread over processes.
     """
 
     edit: Edit
     heads: Tensor
     rows: Tensor
     valid: Tensor
+    among: Among | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +156,12 @@ class Editor(Tape):
         steps = self.plan.steps.get(number)
         if not steps:
             return result
+        with nullcontext() if self.shards is None else self.shards.together(f"editing site {number}"):
+            return self._edited(number, steps, record, source, result, dropout)
+
+    def _edited(
+        self, number: int, steps: list[Step], record: Record, source: Given | Fused, result: Tensor, dropout: float
+    ) -> Tensor:
         if self.plan.gradients == "edits":
             torch.set_grad_enabled(True)  # `run` restores it
         planned = self.plan.spots[number].name
@@ -223,7 +233,7 @@ class Editor(Tape):
         block = rows.shape[1]
         if len(steps) == 1 and not torch.is_grad_enabled():
             row_bytes = view.shape[0] * len(heads) * source.shape[3] * 4
-            block = max(1, min(block, BLOCK_BYTES // row_bytes))
+            block = max(1, min(block, BLOCK_BYTES // max(row_bytes, 1)))
         for start in range(0, rows.shape[1], block):
             span = slice(start, min(start + block, rows.shape[1]))
             self._write_block(steps, record, source, view, dropout, heads, rows[:, span], span)
@@ -278,7 +288,7 @@ class Editor(Tape):
         shown = new.detach().transpose(1, 2)[valid]
         if not shown.isfinite().all():
             raise BadEdit(f"{what} returned NaN or Inf.")
-        if step.edit.normalised:
+        if step.edit.normalised and shown.numel():
             total = shown.sum(-1)
             off = torch.minimum((total - mass).abs(), (total - 1).abs()).flatten()
             lowest = float(shown.min())
@@ -298,9 +308,10 @@ class Editor(Tape):
         spot = self.plan.spots[site]
         special, real = spot.special.to(rows.device), spot.real_keys.to(rows.device)
         allowed = self._split(allowed) if allowed.dim() else allowed
+        first = 0 if spot.shard is None else spot.shard.held.start
         return Place(
-            site, record.name, tuple(step.heads.tolist()), rows, allowed, special[:, None, None], real,
-            self.plan.variants, self.plan.total, span, step.rows.shape[1],
+            site, record.name, tuple((step.heads + first).tolist()), rows, allowed, special[:, None, None], real,
+            self.plan.variants, self.plan.total, span, step.rows.shape[1], step.among,
         )  # fmt: skip
 
     def _split(self, x: Tensor) -> Tensor:

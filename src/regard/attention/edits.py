@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.sharding import Among
 from regard.attention.state_edits import StateEdit as StateEdit
 from regard.attention.state_edits import Variants
 from regard.attention.state_edits import state as state
@@ -34,7 +35,7 @@ class Place(Variants):
     Args:
         site: number of the site.
         name: its name.
-        heads: the heads that are edited.
+        heads: the heads that are edited; those that this process holds, if the model is spread over several.
         rows: ``(example, row)``: the query row that each row of the weights is; padded with real rows.
         allowed: ``(example, head, row, key)``, True where the model's mask lets a row see a key (with a variant axis
             before them if there are variants). A bias of −9,000 or less hides a key.
@@ -44,6 +45,7 @@ class Place(Variants):
         total: how many variants were asked for; None if none were, and then no tensor has a variant axis.
         span: which of all edited rows these are, where they come in blocks.
         edited: how many rows of each example are edited in all.
+        among: which of all edited heads these are, if the model is spread over processes; see `at_heads`.
     """
 
     site: int
@@ -57,6 +59,21 @@ class Place(Variants):
     total: int | None
     span: slice
     edited: int
+    among: Among | None = None
+
+    @property
+    def edited_heads(self) -> int:
+        """How many heads are edited, in all processes."""
+        return len(self.heads) if self.among is None else self.among.total
+
+    def of_all(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """``(…, head, row, key)`` with all edited heads instead of those at hand."""
+        return (*shape[:-3], self.edited_heads, *shape[-2:])
+
+    def at_heads(self, given: Tensor, shape: Sequence[int]) -> Tensor:
+        """What was given for all edited heads, as ``(…, head, row, key)`` of those at hand."""
+        every = given.expand(self.of_all(shape))
+        return every if self.among is None else self.among.held(every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +125,11 @@ def permute(
         raise BadEdit(f"permute: seed={seed!r} must be 0 or more.")
 
     def change(weights: Tensor, place: Place) -> Tensor:
-        example, head, row, key = weights.shape[-4:]
-        shape = (row, example, 1 if shared else head, key)
+        example, _, row, key = weights.shape[-4:]
+        among = None if shared else place.among  # each head has the numbers that it has when all are in one process
+        shape = (row, example, 1 if shared else place.edited_heads, key)
         drawn = np.stack([_noise(shape, [seed, place.site, variant], place.span.start) for variant in place.variants])
+        drawn = drawn if among is None else drawn[:, :, :, among.places.numpy(force=True)]
         noise = torch.from_numpy(drawn).permute(0, 2, 3, 1, 4).to(weights.device)  # variant example head row key
         noise = noise[0] if place.total is None else noise
         moves = place.allowed if special else place.allowed & ~place.special
@@ -183,11 +202,11 @@ def replace(
         new = place.at_hand(given, "replace: weights") if given.dim() == 5 else given
         shape = (*old.shape[:-2], place.edited, old.shape[-1])
         try:
-            return new.to(old.dtype).expand(shape)[..., place.span, :]
+            return place.at_heads(new.to(old.dtype), shape)[..., place.span, :]
         except RuntimeError:
             raise BadEdit(
                 f"replace: weights of shape {tuple(given.shape)} do not fit site {place.site} ({place.name}), where "
-                f"({'variant, ' * (old.dim() == 5)}example, head, edited row, key) is {shape}."
+                f"({'variant, ' * (old.dim() == 5)}example, head, edited row, key) is {place.of_all(shape)}."
             ) from None
 
     return Edit("replace", change, sites, heads, rows, normalised=not allow_unnormalised)
@@ -217,10 +236,10 @@ def gate(heads: Heads, values: float | Tensor, *, sites: Sites = None, rows: Row
     given = _tensor("gate: values", values)
 
     def factor(place: Place) -> Tensor:
-        if given.dim() > 3 or (given.dim() and given.shape[-1] not in (1, len(place.heads))):
+        if given.dim() > 3 or (given.dim() and given.shape[-1] not in (1, place.edited_heads)):
             raise BadEdit(
-                f"gate: values of shape {tuple(given.shape)} do not fit {len(place.heads)} heads at site {place.site} "
-                f"({place.name}). Pass (head,), (example, head) or (variant, example, head)."
+                f"gate: values of shape {tuple(given.shape)} do not fit {place.edited_heads} heads at site "
+                f"{place.site} ({place.name}). Pass (head,), (example, head) or (variant, example, head)."
             )
         spread = given[..., None, None] if given.dim() else given
         return place.at_hand(spread, "gate: values") if given.dim() == 3 else spread
@@ -254,13 +273,14 @@ def hand_on(
         chosen = torch.ones((), dtype=torch.bool) if where is None else where[..., None, None]
         chosen = place.at_hand(chosen, "hand_on: where") if chosen.dim() == 5 else chosen
         try:
-            return new.to(old).expand(old.shape).where(chosen.to(old.device).expand(old.shape), old)
+            new = place.at_heads(new.to(old), old.shape)
+            return new.where(place.at_heads(chosen.to(old.device), old.shape), old)
         except RuntimeError:
             raise BadEdit(
                 f"hand_on: values of shape {tuple(given.shape)}"
                 f"{'' if where is None else f' and where of shape {tuple(where.shape)}'} do not fit site {place.site} "
                 f"({place.name}), where ({'variant, ' * (old.dim() == 5)}example, head, row, channel) is "
-                f"{tuple(old.shape)}."
+                f"{place.of_all(old.shape)}."
             ) from None
 
     return Edit("hand_on", lambda weights, _: weights, sites, heads, rows, handed=handed)
@@ -290,18 +310,22 @@ def custom(
         inspect.signature(change).bind("weights", "place")
     except (TypeError, ValueError) as problem:
         raise BadEdit(f"edits: {name} must take (weights, place): {problem}.") from None
-    return Edit(name, change, sites, heads, rows, normalised=not allow_unnormalised)
+
+    def changed(weights: Tensor, place: Place) -> Tensor:
+        return change(weights, place) if place.heads else weights  # this process may hold none of the heads
+
+    return Edit(name, changed, sites, heads, rows, normalised=not allow_unnormalised)
 
 
 def _multiply(name: str, given: Callable[[Place], Tensor], sites: Sites, heads: Heads, rows: Rows) -> Edit:
     def factor(place: Place, shape: tuple[int, ...]) -> Tensor:
         values = given(place)
         try:
-            return values.expand(shape)
+            return place.at_heads(values, shape)
         except RuntimeError:
             raise BadEdit(
                 f"{name}: {tuple(values.shape)} does not fit site {place.site} ({place.name}), where "
-                f"(…, example, head, 1, 1) is {shape}."
+                f"(…, example, head, 1, 1) is {place.of_all(shape)}."
             ) from None
 
     def change(weights: Tensor, place: Place) -> Tensor:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from regard.attention.checkpoints import is_state
 from regard.attention.running import mixes, must_differentiate, uncompiled, undisturbed
 from regard.attention.shadowing import shadowing
+from regard.attention.sharding import in_place_of, whole
 from regard.attention.sites import Strand
 from regard.errors import NoGradient, NotServed
 from regard.types import Batch, How, Scores, Source, Subject
@@ -127,15 +128,18 @@ class _Embeddings(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") == "embedding":
-            ids = args[0] if args else (kwargs or {})["input"]
+            ids = whole(args[0] if args else (kwargs or {})["input"])
             for strand, known in self.ids.items() if ids.data_ptr() not in self.others else ():
                 if any(ids.shape == one.shape and torch.equal(ids, one.to(ids.device)) for one in known):
                     pieces = self.seen.setdefault(strand, [])
-                    pieces.append(result.clone())
+                    result = in_place_of(whole(result), result)  # spread over processes, it can be summed but once
+                    pieces.append(whole(result).clone())
                     table = (*args, *(kwargs or {}).values())[1]
                     self.tables += [table] if all(table is not one for one in self.tables) else []
                     # a copy: the model may go on to write into it
-                    return self.given[strand][len(pieces) - 1].clone() if strand in self.given else result
+                    if strand in self.given:
+                        return in_place_of(self.given[strand][len(pieces) - 1].clone(), result)
+                    return result
         return result
 
 

@@ -18,6 +18,7 @@ from regard.attention.reading import verify_readout
 from regard.attention.replay import Recording
 from regard.attention.running import Gradients, batch_of, must_differentiate, out_of_memory, record, run, undisturbed
 from regard.attention.settling import settle
+from regard.attention.sharding import Among, agree
 from regard.attention.sites import TOLERANCE, Site
 from regard.attention.sources import at_least_float
 from regard.attention.states import changes_of
@@ -71,16 +72,16 @@ class Rerun:
         if gradients == "edits":
             must_differentiate(subject.model)
         self.batch = batch_of(subject, inputs)
+        agree(subject.model, self.batch)
         with undisturbed(subject.model):
             tape, self.output = record(subject, self.batch)
             settle(subject, self.batch, tape)
             self.readout = subject.readout(self.batch, None)
             verify_readout(subject, self.batch)
-        batch = self.batch
         self.spots = [
             Spot(
                 site.index, site.name, site.kind, site.shape, site.real, site.rows,
-                _special(batch, site), site.real_keys,
+                _special(self.batch, site), site.real_keys, site.shard,
             )
             for site in sites_of(tape, self.readout)
         ]  # fmt: skip
@@ -95,9 +96,7 @@ class Rerun:
         names = [spot.name for spot in self.spots]
         plan = replace(plan, states=changes_of(self.subject, self.batch, _listed(edits), names))
         with undisturbed(self.subject.model):
-            if variants is None:
-                return self._run(plan)
-            return self._run_all(plan)
+            return self._run(plan) if variants is None else self._run_all(plan)
 
     def _plan(self, steps: dict[int, list[Step]], variants: int | None, *, gradients: Gradients) -> Plan:
         readings = self.readings if variants is None else self._readings_of_many
@@ -111,8 +110,8 @@ class Rerun:
                 continue
             edit = entry if isinstance(entry, Edit) else custom(entry)
             for spot in self.chosen(edit):
-                rows, valid = self._rows(edit, spot)
-                steps.setdefault(spot.index, []).append(Step(edit, self._heads(edit, spot), rows, valid))
+                heads, among = self._heads(edit, spot)
+                steps.setdefault(spot.index, []).append(Step(edit, heads, *self._rows(edit, spot), among))
         return steps
 
     def chosen(self, edit: Edit) -> list[Spot]:
@@ -148,15 +147,16 @@ class Rerun:
             raise NotServed("all attention of this model is between examples: name the sites that are to be edited.")
         return able if sites == "all" else able[-1:]
 
-    def _heads(self, edit: Edit, spot: Spot) -> Tensor:
-        """``(head,)``: those that an edit names, each once."""
+    def _heads(self, edit: Edit, spot: Spot) -> tuple[Tensor, Among | None]:
+        """``(head,)``: those that an edit names, each once; where they are spread over processes, those held here."""
         size = spot.shape[1]
         numbers = range(size) if edit.heads is None else whole_numbers(f"edit {edit.name}: heads", edit.heads)
         if any(not -size <= number < size for number in numbers):
             raise NoSuchPart(
                 f"edit {edit.name}: heads={edit.heads!r}: site {spot.index} ({spot.name}) has heads 0 to {size - 1}."
             )
-        return torch.tensor(list(dict.fromkeys(number % size for number in numbers)), device=spot.real.device)
+        heads = torch.tensor(list(dict.fromkeys(number % size for number in numbers)), device=spot.real.device)
+        return (heads, None) if spot.shard is None else spot.shard.among(heads)
 
     def _rows(self, edit: Edit, spot: Spot) -> tuple[Tensor, Tensor]:
         """``(example, row)``: the queries of a site that an edit names, and which of these count."""
@@ -312,8 +312,7 @@ class Rerun:
         return Upstream(apart, recording if self._proved(recording, both, expected) else None)
 
     def _recorded(self, first: int) -> Recording:
-        tape = Tape(self.subject.model, self.batch)
-        recording = Recording(self.subject.model, first)
+        tape, recording = Tape(self.subject.model, self.batch), Recording(self.subject.model, first)
         with recording.record(tape):
             run(self.subject, self.batch, tape, gradients=self.gradients is True)
         return recording

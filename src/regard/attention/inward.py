@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.attention.onward import CARRY, OnwardTape
+from regard.attention.projections import Inward, Norm, Projection
 from regard.attention.recognise import CARRY_SCORES, CONTRACT, MULTIPLY, einsum_labels, matmul_labels, tensors_in
-from regard.attention.sites import TOLERANCE, Inward, Norm, Projection
+from regard.attention.sites import TOLERANCE
 from regard.attention.sources import Fused, at_least_float
 from regard.attention.tape import Record, Tape, relevant_name
 
@@ -229,7 +230,7 @@ class InwardTape(OnwardTape):
 
 def inward_of(tape: Tape, record: Record, number: int) -> Inward | None:
     """Where a site's queries, keys and values come from, as far as it was followed and can be proved."""
-    if not isinstance(tape, InwardTape):
+    if not isinstance(tape, InwardTape) or tape.shards is not None:
         return None
     parts = {part: _proved(tape, record, tape.taken[number][part], axis) for part, axis in PARTS.items()}
     maps = {part: one for part, one in parts.items() if isinstance(one, Projection)}

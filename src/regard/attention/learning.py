@@ -14,6 +14,7 @@ from regard.attention.editing import by_kernel, explicit, of_heads, padded_rows
 from regard.attention.edits import Sites, uniform
 from regard.attention.intervening import Rerun
 from regard.attention.running import uncompiled
+from regard.attention.sharding import must_be_whole
 from regard.attention.sources import Fused, Given, at_least_float
 from regard.attention.tape import Reading, Record, Tape, attend_again, relevant_name, writable
 from regard.errors import NotServed, non_finite
@@ -62,6 +63,7 @@ class Watch:
     ) -> None:  # fmt: skip
         if getattr(subject.model, "is_gradient_checkpointing", False):
             raise NotServed("the model checkpoints its activations: switch that off to learn from its attention.")
+        must_be_whole(subject.model, "learning from attention")
         self.subject = subject
         rerun = Rerun(subject, subject.encode(inputs))
         self.readings = rerun.readings

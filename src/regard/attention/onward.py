@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from regard.attention.projections import Onward
 from regard.attention.recognise import CARRY_WEIGHTS, CONTRACT, MULTIPLY
-from regard.attention.sites import TOLERANCE, Onward
+from regard.attention.sites import TOLERANCE
 from regard.attention.sources import at_least_float
 from regard.attention.tape import Record, Tape
 
@@ -99,7 +100,7 @@ class OnwardTape(Tape):
 
 def onward_of(tape: Tape, record: Record, number: int) -> Onward | None:
     """What became of a site's result, if it was followed and can be proved; None otherwise."""
-    if not isinstance(tape, OnwardTape):
+    if not isinstance(tape, OnwardTape) or tape.shards is not None:  # the projection is spread as heads are
         return None
     path = next(path for path in tape.paths if path.number == number)
     heads, channels, sample = record.source.shape[1], record.source.values.shape[-1], record.sample

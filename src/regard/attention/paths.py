@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regard.attention.sharding import WHOLE, Together
 from regard.attention.sites import Site, Weigh
 from regard.attention.sites import Strand as Strand
 from regard.attention.tracing import Trace
@@ -43,6 +44,14 @@ def over_features(sites: Iterable[Site]) -> list[Site]:
 def read_sites(trace: Trace) -> list[Site]:
     """The sites that have the rows of the readout among their queries."""
     return [site for site in over_features(trace.sites) if trace.reads(site)]
+
+
+def no_projections(trace: Trace) -> str | None:
+    """Why methods that look at what heads are projected to cannot be served, if they cannot."""
+    shards = next((site.shard.shards for site in trace.sites if site.shard is not None), None)
+    if shards is None:
+        return None
+    return f"it needs the output projection, which is spread over {shards.size} processes. {WHOLE}"
 
 
 def no_layers(trace: Trace) -> str | None:
@@ -91,7 +100,7 @@ def from_layers(
     per_layer: bool = False,
     per_head: bool = False,
     matrix: bool = False,
-    together: bool = False,
+    together: Together = False,
     keep: float = 0.5,
 ) -> Scores:
     """One matrix for each layer, to numbers: of the last layer, of one, their mean, or their product.
@@ -103,7 +112,7 @@ def from_layers(
         per_layer: all layers, apart.
         per_head: all heads, apart.
         matrix: for every query, not only for the readout.
-        together: ``weigh`` needs all heads at once.
+        together: ``weigh`` needs all heads at once; see `Site.pull`.
         keep: how much a rollout keeps where it is; 0 if the residual is in M already.
     """
     if not isinstance(layers, int):
@@ -111,8 +120,10 @@ def from_layers(
 
     def numbers(site: Site) -> Tensor:
         if matrix:
-            return site.matrix(per_head=per_head, weigh=weigh_at(site), together=together)
-        return site.pull(trace.readout, per_head=per_head, weigh=weigh_at(site), together=together)
+            found = site.matrix(per_head=per_head, weigh=weigh_at(site), together=together)
+        else:
+            found = site.pull(trace.readout, per_head=per_head, weigh=weigh_at(site), together=together)
+        return found.to(trace.readout.device)  # layers may be on several
 
     if layers == "rollout" and not per_layer:
         if per_head:
@@ -168,8 +179,9 @@ def site_at(trace: Trace, layer: int) -> Site:
 
 
 def rolled(
-    trace: Trace, weigh_at: WeighAt, sites: Sequence[Site], *, keep: float, take: float, matrix: bool, together: bool
-) -> Scores:
+    trace: Trace, weigh_at: WeighAt, sites: Sequence[Site], *, keep: float, take: float, matrix: bool,
+    together: Together,
+) -> Scores:  # fmt: skip
     """Π(keep·I + take·M_l), or the readout's row of it."""
     if not matrix:
         return _passed_down(trace, weigh_at, sites, keep=keep, take=take, together=together)
@@ -183,7 +195,7 @@ def rolled(
 
 
 def _passed_down(
-    trace: Trace, weigh_at: WeighAt, sites: Sequence[Site], *, keep: float, take: float, together: bool
+    trace: Trace, weigh_at: WeighAt, sites: Sequence[Site], *, keep: float, take: float, together: Together
 ) -> Scores:
     """r·Π(keep·I + take·M_l), from the last of the sites down to the first.
 
@@ -197,7 +209,8 @@ def _passed_down(
         for site in layer:
             queries, keys = ends(trace, site)
             if queries in flow:
-                pulled.append((queries, keys, site.pull(flow[queries], weigh=weigh_at(site), together=together)))
+                numbers = site.pull(flow[queries], weigh=weigh_at(site), together=together)
+                pulled.append((queries, keys, numbers.to(trace.readout.device)))  # layers may be on several
         for queries, _, _ in pulled:
             flow[queries] = flow[queries] * keep
         for queries, keys, numbers in pulled:

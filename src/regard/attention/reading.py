@@ -64,6 +64,7 @@ def _rows_that_move(subject: Subject, batch: Batch, leaf: int) -> tuple[Tensor |
     if gradient is None:
         return None, score
     rows: Tensor = entry.fold(gradient).ne(0).any(1).any(-1)
+    rows = rows if tape.shards is None else tape.shards.reduced(rows.int()).bool()  # of any head
     return (rows if rows.any() else None), score
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from regard.attention.sharding import offloaded, part_here
 from regard.attention.sources import HIDDEN
 from regard.types import Batch
 
@@ -126,12 +127,19 @@ class Follower:
     @cached_property
     def fixed(self) -> set[int]:
         """Where parameters and buffers lie; most models, which are fused, never ask."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors = map(part_here, [*self.model.parameters(), *self.model.buffers()])
         return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model, or a view of one."""
-        return tensor.untyped_storage().data_ptr() in self.fixed
+        if self.offloaded:  # weights are brought here and taken away again as the model runs
+            vars(self).pop("fixed", None)
+        return part_here(tensor).untyped_storage().data_ptr() in self.fixed
+
+    @cached_property
+    def offloaded(self) -> bool:
+        """Whether some weights are kept elsewhere until they are needed."""
+        return offloaded(self.model)
 
     def _start(self, args: Any, kwargs: Any, result: Tensor, name: str) -> None:
         (scores,) = tensors_in(args, kwargs)

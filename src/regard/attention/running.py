@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.attention.checkpoints import checkpointed
 from regard.attention.inward import InwardTape
 from regard.attention.onward import OnwardTape
+from regard.attention.sharding import offloaded
 from regard.attention.tape import Tape
 from regard.errors import NoAttentionFound, NoGradient, OpaqueKernel, SubjectError, non_finite
 from regard.types import Batch, Subject
@@ -57,8 +58,9 @@ def record(
     tape = (InwardTape if inward else OnwardTape if onward else Tape)(
         subject.model, batch, keep_outputs=gradients, leaf=leaf
     )
-    long = gradients and len(batch) * max(batch.lengths) > ROWS_KEPT
-    with checkpointed(subject.model) if long else nullcontext():
+    # a graph would keep the weights that were brought here for a moment (accelerate's offload)
+    lean = gradients and (len(batch) * max(batch.lengths) > ROWS_KEPT or offloaded(subject.model))
+    with checkpointed(subject.model) if lean else nullcontext():
         output = run(subject, batch, tape, gradients=gradients)
     if not tape.records:
         raise _nothing_found(subject.model, tape)

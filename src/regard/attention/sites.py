@@ -6,8 +6,8 @@ Rows are queries, columns are keys. Nothing here forms a whole attention matrix 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,8 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
+from regard.attention.projections import Inward, Onward
+from regard.attention.sharding import Shard, Together
 from regard.attention.sources import TILE_ROWS, Fused, Given, at_least_float
 from regard.errors import NoGradient, NoSuchPart, NotReproduced, non_finite, whole_numbers
 from regard.memory import must_fit
@@ -62,79 +64,6 @@ class Proof:
 
 
 @dataclass(frozen=True, eq=False)
-class Onward:
-    """How the result of a site is mixed into the stream of rows.
-
-    Args:
-        projection: ``(head, channel, output)``: the part of the output projection that each head goes through.
-        residual: ``(example, query, output)``: what the projected result is added to; None if it was not seen.
-        norm: weight and epsilon of the layer norm that the sum goes through, if nothing else does (post-norm).
-        total: ``(example, query, output)``: the sum.
-    """
-
-    projection: Tensor
-    residual: Tensor | None
-    norm: tuple[Tensor, float] | None
-    total: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """What the features of a state were multiplied by before a linear map.
-
-    Args:
-        weight: ``(input,)``.
-        centred: their mean had been subtracted (layer norm).
-    """
-
-    weight: Tensor
-    centred: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Projection:
-    """A linear map, and the norm that what it takes has come through.
-
-    Args:
-        weight: ``(…, input)``; of a site ``(head, channel, input)``, the same for heads that share it.
-        bias: ``(…)``.
-        norm: of its input.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    norm: Norm | None
-
-    @property
-    def folded(self) -> Tensor:
-        """The map of the state before the norm, which then only divides by a number: W γ, without its mean if centred.
-
-        W (γ ∘ (x − mean x)) / σ = (W γ − its mean over inputs) x / σ.
-        """
-        if self.norm is None:
-            return self.weight
-        weight = self.weight * self.norm.weight.to(self.weight.dtype)
-        return weight - weight.mean(-1, keepdim=True) if self.norm.centred else weight
-
-
-@dataclass(frozen=True, eq=False)
-class Inward:
-    """The linear maps that made what a site takes from the states of rows.
-
-    Args:
-        query: of each head, ``(head, channel, input)``; None where it is no linear map, as with rotary positions.
-        key: likewise.
-        value: likewise.
-        why: by name why one is None.
-    """
-
-    query: Projection | None = None
-    key: Projection | None = None
-    value: Projection | None = None
-    why: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
 class Site:
     """One place in the forward pass where attention weights mix values.
 
@@ -143,16 +72,18 @@ class Site:
         name: path of the module that was executing.
         kind: ``self``, ``pool`` (one distribution for the whole input) or ``samples`` (across examples); in models
             with a second sequence ``encoder`` (over the source), ``decoder`` (over the rows) or ``cross`` (between).
-        source: where the weights come from.
+        source: where the weights come from; of a model that is spread over processes, those of the heads held here.
         real: ``(example, query)``, False at padding rows, whose weights are 0 by definition.
         real_keys: ``(example, key)``, False at padding keys.
         sample: rows of the model's own output, to prove the weights by.
         rows: ``(example, query)``, the row of the input that each query stands for, where a model computes only the
             rows it needs (the last block of an FT-Transformer asks for [CLS] alone); otherwise None.
-        out_gradient: ``(example, head, query, channel)``, ∂target/∂(A·V), when the trace was asked for gradients.
+        out_gradient: ``(example, head, query, channel)``, ∂target/∂(A·V), when the trace was asked for gradients; of
+            the heads held here.
         gate_gradient: ``(example, head)``, ∂target/∂(a factor on all that a head hands on), likewise.
         onward: how the result is mixed into the rows, when the trace was asked to follow it and it could be told.
         inward: where queries, keys and values come from, when the trace was asked for it.
+        shard: which heads this process holds, of a model that is spread over several; None: all.
     """
 
     index: int
@@ -167,6 +98,7 @@ class Site:
     gate_gradient: Tensor | None = None
     onward: Onward | None = None
     inward: Inward | None = None
+    shard: Shard | None = None
 
     def __repr__(self) -> str:
         return f"Site({self.index}, {self.name!r}, {self.kind!r}, shape={self.shape})"
@@ -174,23 +106,39 @@ class Site:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(example, head, query, key)."""
-        return self.source.shape
+        example, head, query, key = self.source.shape
+        return example, head if self.shard is None else self.shard.heads, query, key
 
     @property
     def heads(self) -> int:
-        """Number of heads."""
+        """Number of heads, in all processes."""
         return self.shape[1]
+
+    @property
+    def held(self) -> range:
+        """Numbers of the heads that this process holds: all, unless the model is spread over several."""
+        return range(self.source.shape[1]) if self.shard is None else self.shard.held
 
     @property
     def values(self) -> Tensor:
         """``(example, head, key, channel)``: what the weights mix, expanded over heads that share it."""
         values = self.source.values
-        return values.repeat_interleave(self.heads // values.shape[1], dim=1)
+        values = values.repeat_interleave(len(self.held) // values.shape[1], dim=1)
+        return values if self.shard is None else self.shard.of_all(values)
 
     @cached_property
     def proof(self) -> Proof:
         """Recomputed weights × values against the model's own output; done once, before anything is read."""
-        some, head = self._proved_on, self.heads
+        if self.shard is None:
+            return self._proved()
+        with self.shard.shards.together(f"site {self.index} ({self.name})"):
+            own = self._proved()
+        extremes = torch.tensor([own.error, -own.mass[0], own.mass[1]], device=self.real.device)
+        error, low, high = self.shard.shards.reduced(extremes, "max").tolist()
+        return Proof(error, (-low, high))
+
+    def _proved(self) -> Proof:
+        some, head = self._proved_on, len(self.held)
         source = self.source.map(lambda x: x[some] if x.shape[0] > 1 else x)
         shown = self.real[some][:, self.sample.rows]  # example row
         weights = source.values.new_zeros(len(some), head, len(self.sample.rows), self.shape[3], dtype=self.dtype)
@@ -233,13 +181,12 @@ class Site:
         _ = self.proof  # raises if the weights are not the model's
         example, _, _, key = self.shape
         result = torch.zeros(example, len(chosen), len(wanted), key, dtype=self.dtype, device=wanted.device)
-        spans = [(0, self.heads)] if heads is None else [(head, head + 1) for head in chosen.tolist()]
         for places in torch.arange(len(wanted), device=wanted.device).split(TILE_ROWS):
             real = self.real[:, None, wanted[places], None]
-            for place, (first, last) in enumerate(spans):
-                tile = self.source.tile(slice(first, last), wanted[places])
-                result[:, place : place + last - first, places] = tile.where(real, 0)
-        return self._finite(result)
+            for place, part in self._spans(heads, chosen):
+                tile = self.source.tile(self._here(part), wanted[places])
+                result[:, place : place + part.stop - part.start, places] = tile.where(real, 0)
+        return self._finite(self._joined(result))
 
     def gradients(self, *, heads: Rows = None, rows: Rows = None) -> Tensor:
         """∂target/∂A ``(example, head, query, key)``: ⟨∂target/∂out_q, v_k⟩, because out = A·V.
@@ -247,32 +194,42 @@ class Site:
         Keys that the mask hides have a gradient, too: what would happen if they were given weight. Padding has none.
         """
         chosen, wanted = self._choose("head", heads), self._choose("row", rows)
-        parts = [slice(head, head + 1) for head in chosen.tolist()] if heads is not None else [slice(0, self.heads)]
-        real = self.real[:, None, wanted, None]
-        tiles = [self.gradient(Part(slice(None), part, wanted), self.shape[3]) for part in parts]
-        return torch.cat(tiles, 1) * real * self.real_keys[:, None, None]
+        self._must_have_gradients()
+        example, _, _, key = self.shape
+        result = torch.zeros(example, len(chosen), len(wanted), key, dtype=self.dtype, device=wanted.device)
+        for place, part in self._spans(heads, chosen):
+            tile = self.gradient(Part(slice(None), part, wanted), key)
+            result[:, place : place + part.stop - part.start] = tile
+        return self._joined(result) * self.real[:, None, wanted, None] * self.real_keys[:, None, None]
 
     def gradient(self, part: Part, keys: int) -> Tensor:
         """∂target/∂A of a part, ``(example, head, row, key)``, for the first so many keys."""
+        self._must_have_gradients()
+        assert self.out_gradient is not None
+        share, heads = len(self.held) // self.source.values.shape[1], self._here(part.heads)
+        groups = slice(heads.start // share, (heads.stop - 1) // share + 1)
+        values = at_least_float(self.source.values[part.examples, groups, :keys])
+        gradient = at_least_float(self.out_gradient[part.examples, heads][:, :, part.rows])
+        tile = rearrange(gradient, "e (g h) r c -> e g (h r) c", g=values.shape[1]) @ values.mT
+        return tile.view(*gradient.shape[:3], keys)
+
+    def _must_have_gradients(self) -> None:
         if self.out_gradient is None:
             raise NoGradient(
                 f"site {self.index} ({self.name}) has no gradients: trace with gradients=True and a target."
             )
-        share = self.heads // self.source.values.shape[1]
-        groups = slice(part.heads.start // share, (part.heads.stop - 1) // share + 1)
-        values = at_least_float(self.source.values[part.examples, groups, :keys])
-        gradient = at_least_float(self.out_gradient[part.examples, part.heads][:, :, part.rows])
-        tile = rearrange(gradient, "e (g h) r c -> e g (h r) c", g=values.shape[1]) @ values.mT
-        return tile.view(*gradient.shape[:3], keys)
 
-    def pull(self, r: Tensor, *, per_head: bool = False, weigh: Weigh | None = None, together: bool = False) -> Tensor:
+    def pull(
+        self, r: Tensor, *, per_head: bool = False, weigh: Weigh | None = None, together: Together = False
+    ) -> Tensor:
         """r·Ā: how the weight ``r`` on query rows spreads over keys, without ever forming A.
 
         Args:
             r: ``(example, row)``. Rows where it is zero for all examples cost nothing.
             per_head: r·A of each head instead of the mean over heads.
             weigh: puts other numbers in place of a tile of weights, before they are summed.
-            together: ``weigh`` needs all heads of a row at once, and may return one in place of them.
+            together: ``weigh`` needs all heads of a row at once, and may return one in place of them: their "sum",
+                the largest ("max") or smallest ("min"), the "same" for any of them, or anything else (True).
 
         Returns:
             ``(example, key)``, or ``(example, head, key)`` with ``per_head``. Memory is linear in tokens.
@@ -288,9 +245,10 @@ class Site:
             else:  # heads and rows are one axis of a single vector–matrix product
                 row = row.repeat(1, tile.shape[1]).unsqueeze(1) / (tile.shape[1] if together else head)
                 result[part.examples, :, :end] += row @ tile.flatten(1, 2)
+        result = self._joined(result, False if per_head else together, r)
         return self._finite(result if per_head else result[:, 0])
 
-    def matrix(self, *, per_head: bool = False, weigh: Weigh | None = None, together: bool = False) -> Tensor:
+    def matrix(self, *, per_head: bool = False, weigh: Weigh | None = None, together: Together = False) -> Tensor:
         """Ā itself, ``(example, query, key)``, or ``(example, head, query, key)``; padding rows are 0.
 
         The arguments are those of `pull`.
@@ -304,21 +262,39 @@ class Site:
             heads = part.heads if per_head else slice(0, 1)
             tile = tile if per_head else tile.sum(1, keepdim=True) / (tile.shape[1] if together else head)
             result[part.examples, heads][:, :, part.rows, : tile.shape[-1]] += tile
-        result = self._finite(result.mul_(self.real[:, None, :, None]))
-        return result if per_head else result[:, 0]
+        result = self._joined(result.mul_(self.real[:, None, :, None]), False if per_head else together)
+        return self._finite(result if per_head else result[:, 0])
 
-    def _tiles(self, rows: Tensor, weigh: Weigh | None, together: bool) -> Iterator[tuple[Part, Tensor]]:
+    def _tiles(self, rows: Tensor, weigh: Weigh | None, together: Together) -> Iterator[tuple[Part, Tensor]]:
         """The weights of the given rows, or what is put in their place."""
-        for examples, heads, span, tile in self.source.sweep(rows, together=together):
-            part = Part(examples, heads, rows[span])
+        first = self.held.start
+        for examples, heads, span, tile in self.source.sweep(rows, together=bool(together)):
+            part = Part(examples, slice(heads.start + first, heads.stop + first), rows[span])
             yield part, tile if weigh is None else weigh(tile, part)
+
+    def _spans(self, heads: Rows, chosen: Tensor) -> Iterator[tuple[int, slice]]:
+        """Those of the chosen heads that are held here, and the place of the first of each span among the chosen."""
+        if heads is None:
+            yield self.held.start, slice(self.held.start, self.held.stop)
+            return
+        for place, head in enumerate(chosen.tolist()):
+            if head in self.held:
+                yield place, slice(head, head + 1)
+
+    def _here(self, heads: slice) -> slice:
+        """Numbers of heads as places among those that are held here."""
+        return heads if self.shard is None else self.shard.places(heads, f"site {self.index} ({self.name})")
+
+    def _joined(self, result: Tensor, together: Together = False, r: Tensor | None = None) -> Tensor:
+        """What all processes make of their heads, where there are several; ``r``: what rows were summed by."""
+        return result if self.shard is None else self.shard.joined(result, together, r)
 
     def allowed(self, part: Part, keys: int) -> Tensor:
         """Which of the first so many keys the mask lets a row see: ``(example, head, row, key)``.
 
         Where the model forms its weights itself, keys of weight 0 count as hidden.
         """
-        return self.source.allowed(part.examples, part.heads, part.rows, keys)
+        return self.source.allowed(part.examples, self._here(part.heads), part.rows, keys)
 
     def entropy(self, r: Tensor) -> Tensor:
         """Σ_q r_q · H(A_q) in nats for each head: ``(example, head)``. 0 looks at one key, log(keys) at all."""
@@ -327,7 +303,7 @@ class Site:
         for part, tile in self._tiles(r.any(0).nonzero().squeeze(-1), None, together=False):
             entropy = torch.special.entr(tile).sum(-1)
             result[part.examples, part.heads] += (entropy * r[part.examples, None, part.rows]).sum(-1)
-        return self._finite(result)
+        return self._finite(self._joined(result))
 
     def on_queries(self, r: Tensor) -> Tensor:
         """``r`` on the rows of the input, as weights of this site's queries; padding rows get none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, redispatch_function
 
 from regard.attention.recognise import FOLLOWED, Follower, Ignored, why_not
+from regard.attention.sharding import shards_of
 from regard.attention.sites import Sample
 from regard.attention.sources import Fused, Given
 from regard.errors import NoGradient, NotReproduced, non_finite
@@ -82,6 +84,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
         self.batch = batch
+        self.shards = shards_of(model)  # refuses, before anything runs, what cannot be read
         self.keep_outputs = keep_outputs
         self.leaf = leaf
         self.follower = Follower(model)
@@ -187,7 +190,8 @@ class Tape(TorchFunctionMode):
         rows = self._sampled_rows(query, out.device)
         sample = Sample(rows, out.index_select(-2, rows))
         record = Record(self._module_name(), source, sample, across, learned, examples, possible, arrange_out)
-        self._check_finite(record)
+        with nullcontext() if self.shards is None else self.shards.together(f"site {self.count} ({record.name})"):
+            self._check_finite(record)
         self._keep(record, result)
         if size * max(lengths) > LONG:
             give_back()

@@ -16,6 +16,7 @@ from regard.attention.reading import verify_readout
 from regard.attention.recognise import Ignored
 from regard.attention.running import batch_of, must_differentiate, own_gradients, record, undisturbed
 from regard.attention.settling import settle
+from regard.attention.sharding import agree, must_be_whole
 from regard.attention.sites import Kind, Site, Strand
 from regard.attention.sources import at_least_float
 from regard.attention.state_edits import At
@@ -248,6 +249,8 @@ def trace(
         torch.Size([1, 1, 1, 4])
     """
     choose("of", of, ("logit", "probability", "logprob"))
+    if onward or inward:
+        must_be_whole(subject.model, "onward=True" if onward else "inward=True")
     return traced(
         subject, batch_of(subject, inputs), gradients=gradients, onward=onward, inward=inward, target=target, of=of,
         states=wanted(states),
@@ -261,6 +264,7 @@ def traced(
     """The trace of an encoded batch; ``verified``: how the readout is known, if it need not be measured again."""
     if gradients:
         must_differentiate(subject.model)
+    agree(subject.model, batch)
     with undisturbed(subject.model):
         with reading(subject, batch, states) as kept:
             tape, output = record(subject, batch, gradients=gradients, onward=onward, inward=inward)
@@ -287,15 +291,18 @@ def sites_of(tape: Tape, readout: Tensor, out_gradients: list[Tensor] | None = N
     sites = []
     for index, entry in enumerate(tape.records):
         gradient = gate = None
+        shard = None if tape.shards is None else tape.shards.of_site(entry.name, entry.source.shape[1])
         if out_gradients is not None and entry.out is not None:
             gradient = out_gradients[index]
             gate = torch.einsum(
                 "ehqc,ehqc->eh", at_least_float(gradient), at_least_float(entry.fold(entry.out.detach()))
             )
+            gate = gate if shard is None else shard.of_all(gate)
         kind, rows = _kind(entry, readout, tape.batch), _rows_of_queries(entry, readout)
         real, keys = tape.real_rows(entry, 2), tape.real_rows(entry, 3)
-        both = onward_of(tape, entry, index), inward_of(tape, entry, index)
-        sites.append(Site(index, entry.name, kind, entry.source, real, keys, entry.sample, rows, gradient, gate, *both))
+        maps = onward_of(tape, entry, index), inward_of(tape, entry, index)
+        known = (rows, gradient, gate, *maps, shard)
+        sites.append(Site(index, entry.name, kind, entry.source, real, keys, entry.sample, *known))
     return Sites(sites)
 
 

@@ -67,7 +67,7 @@ def effective(
         return weigh
 
     found = from_layers(trace, weigh_at, layers=layers, per_layer=per_layer, per_head=per_head, matrix=matrix)
-    null = torch.stack([_null_space(site, trace) for site in read_sites(trace)], 1)
+    null = torch.stack([_null_space(site, trace).to(trace.readout.device) for site in read_sites(trace)], 1)
     facts = {"null_space": null, "identifiable": (null == 0).flatten(1).all(1)}
     return Scores(found.rows, found.source, found.axes, facts)
 

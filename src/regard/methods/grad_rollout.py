@@ -73,7 +73,7 @@ def _two_sequences(trace: Trace, sites: Sequence[Site]) -> tuple[Tensor, Tensor]
     for a in real:
         relevance[a, a] = torch.diag_embed(real[a].to(dtype))
     for layer in co_layers(trace, sites):
-        added = [_added(relevance, site.matrix(weigh=positive(site)), *ends(trace, site)) for site in layer]
+        added = [_added(relevance, site.matrix(weigh=positive(site)).to(device), *ends(trace, site)) for site in layer]
         for terms in added:  # all of one layer are computed before any is applied
             for where, term in terms.items():
                 relevance[where] = relevance[where] + term

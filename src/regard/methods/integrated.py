@@ -72,13 +72,13 @@ def integrated(
         def summed(tile: Tensor, part: Part) -> Tensor:
             return product(tile, part).sum(1, keepdim=True)
 
-        everything = along.pull(site.real.to(site.dtype), weigh=summed, together=True).sum(-1)
+        everything = along.pull(site.real.to(site.dtype), weigh=summed, together="sum").sum(-1)
         changes.append(change)
-        errors.append((everything - change).abs())
+        errors.append((everything.to(change.device) - change).abs())
         return product if per_head else summed
 
     found = from_layers(
-        trace, weigh_at, layers=layers, per_layer=per_layer, per_head=per_head, matrix=matrix, together=True
+        trace, weigh_at, layers=layers, per_layer=per_layer, per_head=per_head, matrix=matrix, together="sum"
     )
     facts = {"change": torch.stack(changes, 1), "completeness_error": torch.stack(errors, 1)}
     return Scores(found.rows, found.source, found.axes, facts)

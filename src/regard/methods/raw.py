@@ -64,7 +64,7 @@ def raw(
     one = None if isinstance(heads, str) or per_head else whole_numbers("heads", heads)[0]
     found = from_layers(
         trace, weigh_at, layers=layer, per_layer=per_layer, per_head=per_head or one is not None, matrix=matrix,
-        together=heads in ("max", "min") and not per_head,
+        together=heads if heads in ("max", "min") and not per_head else False,
     )  # fmt: skip
     if one is None:
         return found

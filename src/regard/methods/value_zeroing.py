@@ -56,7 +56,9 @@ def value_zeroing(trace: Trace, *, layers: Layers = "last", per_layer: bool = Fa
 
             return weigh
 
-        return from_layers(trace, weigh_at, layers=layers, per_layer=per_layer, matrix=matrix, together=True, keep=0.0)
+        return from_layers(
+            trace, weigh_at, layers=layers, per_layer=per_layer, matrix=matrix, together="same", keep=0.0
+        )
 
 
 def _distances(trace: Trace, blocks: dict[int, Block], site: Site, counter: Counter) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import transformers
 from torch import nn
 
+from regard.attention.sharding import shards_of
 from regard.errors import NotAModel, SubjectError, TokenizerMismatch
 from regard.locating import is_gguf, locate
 from regard.progress import STAGE
@@ -60,6 +61,7 @@ def load(
             )
         if isinstance(tokenizer, (str, Path)):
             tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
+        shards_of(model)  # raises where heads cannot be spread over so many processes
         return model, tokenizer
     source, options = locate(model)
     options |= {"trust_remote_code": trust_remote_code}

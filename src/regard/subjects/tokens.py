@@ -223,8 +223,13 @@ def check_options(special: str, over_limit: str, padding_side: str) -> None:
 def device_of(model: nn.Module) -> torch.device:
     """Where the inputs go: to the embedding. A model spread over devices moves the rest itself."""
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    parameter = next((embedding or model).parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
+    parameter: Tensor | None = next((embedding or model).parameters(), None)
+    if parameter is not None and parameter.device.type != "meta":
+        return parameter.device
+    # weights that are kept elsewhere (accelerate's offload) come to a device of their own when they are needed
+    hooks = (getattr(module, "_hf_hook", None) for module in (embedding or model).modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
 def check_vocabulary(model: nn.Module, tokenizer: Any) -> None:
