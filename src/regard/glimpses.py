@@ -21,7 +21,7 @@ from regard.attention.sources import Fused
 from regard.attention.tracing import special_keys
 from regard.cases import Case
 from regard.data import Example
-from regard.errors import InputError, NotServed
+from regard.errors import InputError, NotServed, WrongTarget
 from regard.progress import Counter
 from regard.training import class_of, inputs_of, length_of
 from regard.types import Batch, Features, Of, Source, Targets
@@ -303,7 +303,7 @@ def loss_of(subject: Any, examples: Sequence[Example], target: Targets = None) -
     tokens of −log p(token | those before it); of a model without classes minus the target that was named.
     """
     head = getattr(getattr(subject, "head", None), "kind", "embedding")
-    labelled = all(one.label is not None for one in examples)
+    labelled = all(one.label is not None and not one.marks for one in examples)  # whom a pronoun means is no class
     if target is not None:
         return Loss(subject, "logit", "minus the target", lambda _: target)
     if hasattr(subject, "whole") and subject.verbalizer is None:
@@ -314,10 +314,10 @@ def loss_of(subject: Any, examples: Sequence[Example], target: Targets = None) -
     if head == "regression":
         return Loss(subject, "logit", "minus the output", lambda _: None)
     if head == "embedding":
-        raise NotServed("the model has no classes: pass target=, a function of its output.")
+        raise NotServed("the model has no classes: pass target=, a function of its output; or --similar-to TEXT.")
     if labelled:
         return Loss(subject, "logprob", "cross-entropy of the labels",
-                    lambda some: [class_of(subject.head, _label(one)) for one in some])  # fmt: skip
+                    lambda some: [_class(subject, one) for one in some])  # fmt: skip
     return Loss(subject, "logprob", "−log p of what is predicted", lambda _: None)
 
 
@@ -327,6 +327,14 @@ def _minus_error(examples: Sequence[Example]) -> Targets:
     except (TypeError, ValueError) as problem:
         raise InputError(f"labels must be numbers, as the model's output is: {problem}.") from None
     return lambda output: -((output[:, 0] - truth.to(output)) ** 2)
+
+
+def _class(subject: Any, one: Example) -> int:
+    try:
+        return class_of(subject.head, _label(one))
+    except WrongTarget as problem:
+        said = str(problem).replace("target=", "label=", 1)
+        raise WrongTarget(f"example {one.id!r}: {said} Correct it, or name the column of labels.") from None
 
 
 def _label(one: Example) -> Any:

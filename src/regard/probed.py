@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,20 @@ class Probed:
     def __repr__(self) -> str:
         return f"Probed({self.probe}: {self.sentence or self.about})"
 
+    @property
+    def has_grid(self) -> bool:
+        """Whether some head has a number."""
+        return "value" in self.values and bool(self.values["value"].notna().any())
+
     def plot(self, which: str | None = None) -> draw.Picture:
         """A grid of layers × heads, or one of `charts` by name; without a name the grid, or else the first chart."""
-        if which is None and not self.values.empty and self.values["value"].notna().any():
-            word = {"label": "label"} if "label" in self.values else {}
+        if which is None and self.has_grid:
+            shown = self.values.rename(columns={"value": self.about})
+            words = shown["label"].mask(shown["label"].isin(NO_ROLE), "") if "label" in shown else pd.Series(dtype=str)
+            word = {"label": "label"} if words.any() else {}
             return draw.heads(
-                self.values.rename(columns={"value": self.about}), layer="layer", head="head", value=self.about,
-                title=self.probe, caption=self.sentence, **word,
+                shown.assign(label=words), layer="layer", head="head", value=self.about, title=self.probe,
+                caption=self.sentence, **word,
             )  # fmt: skip
         if which is None and not self.charts:
             raise OptionError(
@@ -82,12 +89,14 @@ class Heads:
         probed: by name what each probe found.
         refused: by name why a probe could not be served.
         settings: what was asked for, of which model and data.
+        alike: what `agreement` says where draws are not kept: from a file.
     """
 
     index: pd.DataFrame
     probed: Mapping[str, Probed]
     refused: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    alike: pd.DataFrame | None = None
 
     def __repr__(self) -> str:
         refused = f"; not served: {', '.join(self.refused)}" if self.refused else ""
@@ -120,8 +129,23 @@ class Heads:
         every = pd.concat([one[columns] for one in some]) if some else pd.DataFrame(columns=columns)
         return every.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)
 
+    def by_role(self) -> pd.DataFrame:
+        """The same to be read: a row for each role, and its heads as layer.head (number), the largest first."""
+        every = self.roles().sort_values("value", ascending=False, kind="stable")
+        rows = [
+            {"role": role, "probe": probe, "heads": len(some), "layer.head (number)": ", ".join(
+                f"{one.layer}.{one.head} ({one.value:.2f})" for one in some.itertuples()
+            )}
+            for (probe, role), some in every.groupby(["probe", "role"], sort=False)
+        ]  # fmt: skip
+        found = pd.DataFrame(rows, columns=["role", "probe", "heads", "layer.head (number)"])
+        order = {name: place for place, name in enumerate(self.probed)}
+        return found.sort_values("probe", key=lambda names: names.map(order), kind="stable", ignore_index=True)
+
     def agreement(self) -> pd.DataFrame:
         """Spearman's ρ over heads between each two probes that were drawn on the same examples, with its interval."""
+        if self.alike is not None:
+            return self.alike
         numbers = {name: one.drawn for name, one in self.probed.items() if one.drawn is not None}
         rows = []
         for one, other in combinations(numbers, 2):
@@ -152,20 +176,23 @@ class Heads:
     def note(self) -> str:
         """Which model and data."""
         said = {name: self.settings[name] for name in ("model", "data", "examples") if self.settings.get(name)}
+        if isinstance(said.get("model"), Mapping):
+            kind, name = said["model"].get("class", ""), said["model"].get("name", "")
+            said["model"] = f"{name} ({kind})" if name else kind
+        if self.settings.get("of", 0) > said.get("examples", 0):
+            said["examples"] = f"{said['examples']:,} of {self.settings['of']:,}"
         return "; ".join(f"{name}: {value}" for name, value in said.items())
 
     def sections(self) -> list[tuple[str, list[Any]]]:
         """For a page: of each probe a heading, then texts, pictures and tables."""
         parts: list[tuple[str, list[Any]]] = []
         for name, one in self.probed.items():
-            grid = [one.plot()] if not one.values.empty and one.values["value"].notna().any() else []
-            tables = [readable(table.head(MOST_ROWS)) for table in one.tables.values()]
+            said = [text for text in (one.about, one.sentence, *one.warnings) if text]
+            grid = [replace(one.plot(), caption="")] if one.has_grid else []  # the sentence stands above it
             charts = [one.plot(chart) for chart in one.charts]
-            parts.append(
-                (name, [one.about if not one.sentence else one.sentence, *one.warnings, *grid, *charts, *tables])
-            )
-        roles, alike = self.roles(), self.agreement()
-        parts += [("roles", [roles.head(MOST_ROWS)])] if len(roles) else []
+            parts.append((name, [*said, *grid, *charts, *(_titled(*entry) for entry in one.tables.items())]))
+        roles, alike = self.by_role(), self.agreement()
+        parts += [("roles", [roles])] if len(roles) else []
         parts += [("agreement of probes", ["Spearman's ρ over heads.", alike])] if len(alike) else []
         parts += [("not served", [f"{name}: {why}" for name, why in self.refused.items()])] if self.refused else []
         return parts
@@ -180,7 +207,7 @@ class Heads:
             name: {part: as_plain(getattr(one, part)) for part in kept} for name, one in self.probed.items()
         }  # fmt: skip
         rest = {name: as_plain(getattr(self, name)) for name in ("index", "refused", "settings")}
-        return {"suite": SUITE, "probed": probed, **rest}
+        return {"suite": SUITE, "probed": probed, **rest, "agreement": as_plain(self.agreement())}
 
     def save(self, path: str | Path) -> Path:
         """Write everything into a .json file, which `load_heads` reads."""
@@ -190,6 +217,17 @@ class Heads:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_dict(), ensure_ascii=False), "utf-8")
         return path
+
+
+def short(table: pd.DataFrame) -> pd.DataFrame:
+    """A table to be read: the number of a layer tells its site and kind."""
+    return table.drop(columns=["site", "kind"], errors="ignore") if {"layer", "head"} <= {*table.columns} else table
+
+
+def _titled(name: str, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """The first rows of a table, and what it is called."""
+    more = f" (the first {MOST_ROWS} of {len(table):,} rows; all are in the .json file)"
+    return name + more * (len(table) > MOST_ROWS), readable(short(table.head(MOST_ROWS)))
 
 
 def load_heads(path: str | Path) -> Heads:
@@ -212,7 +250,8 @@ def heads_from(saved: Mapping[str, Any]) -> Heads:
         })
         for name, one in saved["probed"].items()
     }  # fmt: skip
-    return Heads(as_frame(saved["index"]), probed, saved["refused"], saved["settings"])
+    alike = as_frame(saved["agreement"]) if "agreement" in saved else None
+    return Heads(as_frame(saved["index"]), probed, saved["refused"], saved["settings"], alike)
 
 
 def tabled(index: pd.DataFrame, drawn: Array, labels: list[str] | None = None) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from regard.attention.running import must_be_subject
 from regard.attention.sharding import must_be_whole
 from regard.catalog import Entry, modules, named
 from regard.data import Dataset, Example
-from regard.errors import EmptyInput, NotServed, OptionError, RegardError
+from regard.errors import EmptyInput, InputError, NotServed, OptionError, RegardError
 from regard.explaining import job_for, model_of
 from regard.glimpses import Loss, Sums, Survey, batches, copies, loss_of, row_means
 from regard.probed import HEAD, Array, Heads, Probed, tabled
@@ -151,19 +151,23 @@ class Round:
 
     def run(self, asked: Asked) -> tuple[dict[str, Probed], dict[str, str]]:
         """What each probe found, in the order asked for; and why others found nothing."""
+        _must_choose(asked)
         found: dict[str, Probed] = {}
         refused = self._able(asked)
         able = {name: one for name, one in asked.items() if name not in refused}
         streamed = {name: one for name, one in able.items() if one[0].each != "case"}
         found |= self._streamed(streamed, refused) if streamed else {}
-        for name, (probe, options) in able.items():
+        for place, (name, (probe, options)) in enumerate(able.items(), 1):
             if probe.each == "case":
                 try:
-                    found[name] = self._whole(probe, options)
-                except NotServed as problem:
-                    refused[name] = str(problem)
+                    with Counter(f"probe {place} of {len(able)}: {name}", None):
+                        found[name] = self._whole(probe, options)
+                except InputError as problem:
+                    if not found and not isinstance(problem, NotServed):
+                        raise type(problem)(f"{name}: {problem}") from problem
+                    refused[name] = str(problem)  # what others found is not lost
         if not found:
-            raise NotServed(" ".join(f"{name}: {why}" for name, why in refused.items()))
+            raise NotServed(" ".join(f"probe={name!r} cannot be served: {why}" for name, why in refused.items()))
         for name, why in refused.items():
             log.warning("%s: %s", name, why)
         return {name: found[name] for name in asked if name in found}, refused
@@ -277,6 +281,29 @@ def _must_have(probe: Probe, values: Tensor, site: Site, seen: Trace) -> Tensor:
             f"{probe.name} gave {tuple(values.shape)} for {len(seen.batch)} examples × {site.heads} heads."
         )
     return values
+
+
+def _must_choose(asked: Asked) -> None:
+    """Refuse wrong values of options before anything runs: probes check theirs before they look at what is asked."""
+    for name, (probe, options) in asked.items():
+        try:
+            if probe.each == "case" and options != probe.options:
+                probe.function(_Nothing(), **options)
+        except _LookedAt:
+            pass
+        except OptionError as problem:
+            raise OptionError(f"{name}: {problem}") from None
+
+
+class _LookedAt(Exception):
+    """Options were good enough to go on."""
+
+
+class _Nothing:
+    """Stands for a survey while options are checked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _LookedAt(name)
 
 
 def _missing(probe: Probe, example: Example) -> str | None:

@@ -104,7 +104,7 @@ SEED = Annotated[int, typer.Option(metavar="N", min=0, help="Of everything that 
 LIMIT = Annotated[
     int,
     typer.Option(
-        "--limit", "--examples", metavar="N", help="How many examples are drawn from the data (also --examples)."
+        "--limit", "--examples", metavar="N", min=1, help="How many examples are drawn from the data (also --examples)."
     ),
 ]
 PAGE = Annotated[Path | None, typer.Option(metavar="PATH", help="Write a page with tables and pictures here.")]

@@ -9,8 +9,7 @@ import typer
 
 from regard.cli import options
 from regard.cli.shared import known, must_end_in, must_name, open_model, read, several, target_of, unlogged, wake
-from regard.errors import must_know
-from regard.progress import Counter
+from regard.errors import InputError, must_know
 
 
 def heads(
@@ -40,6 +39,8 @@ def heads(
     must_end_in(".html", "html", html)
     must_end_in(".json", "save", save)
     chosen = None if probes is None else several(probes)
+    if chosen == []:
+        raise InputError(f"--probes {','.join(probes or ())!r} names none. `regard probes` lists them.")
     for name, _ in chosen or ():
         must_know("probe", name, known("probes"))
     read_from = read(data, text_column, label_column, None, on_bad, model)
@@ -49,12 +50,14 @@ def heads(
     from regard.surveying import DEFAULT
     from regard.surveying import heads as survey
 
+    if target is not None and not subject.predicts:
+        raise InputError(f"--target {target}: {model} has no classes. Pass --similar-to TEXT.")
     wanted = target_of(subject, target, similar_to)
     asked: Any = {"probes": chosen or DEFAULT, "examples": limit, "seed": seed, "target": wanted}
-    with unlogged(), Counter("probing", None):
+    with unlogged():
         found = survey(subject, read_from, **asked)
     print_json(found.to_dict()) if json else show_heads(found)
-    for path, write in ((html, found.to_html), (save, found.save)):
+    for path, write in ((save, found.save), (html, found.to_html)):  # numbers first
         if path is not None:
             write(path)
             tell_written(path)

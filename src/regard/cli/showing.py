@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from regard.cli.consoles import shown
 from regard.comparison import FOOTNOTE, MEASURES, Comparison
 from regard.explanation import Explanation
 from regard.finding import Finding, readable, said
-from regard.probed import Heads, Probed
+from regard.probed import Heads, Probed, short
 
 if TYPE_CHECKING:
     from regard.attention import Ignored
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20  # of a table
 MOST_HEADS = 8  # of a probe
+LONG = 40  # letters of what is no number
 WIDE = 130  # columns of a terminal that holds a league table; a narrower one gets less of it, on two lines each
 
 
@@ -137,6 +139,9 @@ def show_diagnosis(model: str, named: str, found: Diagnosis) -> None:
     probes = found.probes[found.probes["works"].astype(bool)].to_dict(orient="records")
     names = ", ".join(f"{row['name']} ({row['data']})" if row["data"] else row["name"] for row in probes)
     shown.print(Padding(Text(f"probes of heads: {names or 'none'}"), (0, 0, 0, 2)))
+    refused = found.probes[~found.probes["works"].astype(bool)]
+    for why, some in refused.groupby("why", sort=False)["name"]:
+        shown.print(Padding(Text(f"no {', '.join(some)}: {why}", style="dim"), (0, 0, 0, 2)))
     for line in found.advice:
         shown.print(Text("\n→ " + line))
 
@@ -209,15 +214,20 @@ def show_heads(found: Heads) -> None:
         shown.print(Text.assemble(("\n" + name, "bold"), f": {one.about}"))
         if one.sentence:
             shown.print(Text(one.sentence))
-        if one.values["value"].notna().any() if "value" in one.values else False:
+        if one.has_grid:
             print_frame(_strongest(one))
+        if (more := int(one.values["value"].notna().sum()) - MOST_HEADS if one.has_grid else 0) > 0:
+            shown.print(f"… {more} more heads: --json, --save or --html", style="dim", highlight=False)
+        drawn = {chart.get("table") for chart in one.charts.values()}
         for title, table in one.tables.items():
-            if title != "parts":
+            if title in drawn and len(table) > MOST_ROWS:  # the first points of a curve tell nothing
+                shown.print(f"{title}: {len(table)} rows, drawn by --html", style="dim", highlight=False)
+            elif title != "parts":
                 shown.print(title, style="bold", highlight=False)
-                _print_some(table)
+                _print_some(short(table))
         for line in one.warnings:
             shown.print(Text(f"! {line}", style="yellow"))
-    for title, table in (("roles", found.roles()), ("agreement of probes over heads (Spearman)", found.agreement())):
+    for title, table in (("roles", found.by_role()), ("agreement of probes over heads (Spearman)", found.agreement())):
         if len(table):
             shown.print(f"\n{title}", style="bold", highlight=False)
             _print_some(table)
@@ -228,24 +238,43 @@ def show_heads(found: Heads) -> None:
 def _strongest(one: Probed) -> pd.DataFrame:
     """The heads with the largest numbers."""
     table = one.values.dropna(subset=["value"]).nlargest(MOST_HEADS, "value")
-    rows: dict[str, Any] = {
-        "layer": table["layer"],
-        "head": table["head"],
-        "value": table["value"].map("{:.3f}".format),
-    }
+    number = f"{{:.{_digits(table['value'])}f}}"
+    rows: dict[str, Any] = {"layer": table["layer"], "head": table["head"], "value": table["value"].map(number.format)}
     if "low" in table:
         ends = zip(table["value"], table["low"], table["high"], strict=True)
-        rows["value"] = ["{:.3f} [{:.3f}, {:.3f}]".format(*cells) for cells in ends]
+        rows["value"] = [f"{number} [{number}, {number}]".format(*cells) for cells in ends]
     if "label" in table and table["label"].any():
         rows["role"] = table["label"]
     return pd.DataFrame(rows)
 
 
+def _digits(numbers: pd.Series[Any] | pd.DataFrame) -> int:
+    """How many behind the point tell numbers apart: three, and more where all are small."""
+    top = float(np.nanmax(np.abs(numbers.to_numpy(np.float64)), initial=0.0))
+    return 3 if not 0 < top < 0.1 else min(2 - math.floor(math.log10(top)), 9)
+
+
 def _print_some(table: pd.DataFrame) -> None:
-    """The first rows of a table, and how many more there are."""
-    print_frame(readable(table.head(MOST_ROWS)).map(_shortened))
-    if len(table) > MOST_ROWS:
-        shown.print(f"… {len(table) - MOST_ROWS} more rows: --json, --save or --html", style="dim", highlight=False)
+    """The first rows of a table and the columns that there is room for, and how many more there are."""
+    some = readable(table.head(MOST_ROWS))
+    some = some.map(_shortened(_digits(some.select_dtypes("float"))))
+    fits = _fitting(some)
+    print_frame(some[fits])
+    more = [(len(table) - MOST_ROWS, "rows"), (len(some.columns) - len(fits), "columns")]
+    left_out = " and ".join(f"{count} more {what}" for count, what in more if count > 0)
+    if left_out:
+        shown.print(f"… {left_out}: --json, --save or --html", style="dim", highlight=False)
+
+
+def _fitting(table: pd.DataFrame) -> list[str]:
+    """The first columns of a table, as many as stand side by side without breaking a number or a name."""
+    room, kept = shown.width, list[str]()
+    for name in table.columns:
+        room -= 2 + max(len(word) for cell in (name, *table[name]) for word in (str(cell).split() or [""]))
+        if kept and room < 0:
+            break
+        kept.append(name)
+    return kept
 
 
 def show_probes(rows: Sequence[Mapping[Any, Any]]) -> None:
@@ -266,8 +295,11 @@ def show_league(table: pd.DataFrame) -> None:
     print_frame(table)
 
 
-def _shortened(cell: Any) -> str:
-    return "–" if cell is None or cell != cell else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+def _shortened(digits: int) -> Callable[[Any], str]:
+    def written(cell: Any) -> str:
+        return "–" if cell is None or cell != cell else f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+
+    return written
 
 
 def _cell(numbers: Iterable[float]) -> str:
@@ -278,7 +310,7 @@ def print_frame(frame: pd.DataFrame) -> None:
     """A table: numbers to the right, words to the left."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in frame.columns:
-        words = frame[name].map(lambda cell: str(cell)[:1].isalpha()).any()  # to the left, numbers to the right
+        words = frame[name].map(lambda cell: str(cell)[:1].isalpha() or len(str(cell)) > LONG).any()
         table.add_column(str(name), justify="left" if words else "right", overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(Text(str(cell)) for cell in row))

@@ -9,7 +9,20 @@ import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.draw.picture import INK, NEGATIVE, POSITIVE, Picture, finite, keys, one_each, plain, shade, table
+from regard.draw.picture import (
+    HALF_WAY,
+    INK,
+    NEGATIVE,
+    ON_LIGHT,
+    POSITIVE,
+    Picture,
+    finite,
+    keys,
+    one_each,
+    plain,
+    shade,
+    table,
+)
 from regard.errors import OptionError
 
 GAUGE, ROW, NAME = 105, 15, 118  # pixels: how wide a gauge is, how high each of its rows, how wide their names
@@ -164,9 +177,9 @@ def heads_grid(
     if labels is not None and [len(row) for row in labels] != [array.shape[1]] * len(array):
         raise OptionError(f"labels has rows of {[len(row) for row in labels]}, but values is {array.shape}.")
     words = [[""] * array.shape[1]] * len(array) if labels is None else labels
-    light = np.abs(array) > 0.55 * array.max() if array.min() >= 0 else np.ones_like(array, bool)
+    light = array > HALF_WAY * array.max() if array.min() >= 0 else np.ones_like(array, bool)
     cells = [
-        {"layer": layer, "head": head, "value": value, "word": word, "ink": INK if light[layer, head] else "#fff"}
+        {"layer": layer, "head": head, "value": value, "word": word, "ink": ON_LIGHT if light[layer, head] else "#fff"}
         | {"said": f"layer {layer}, head {head}: {value:.6g} {word}".strip()}
         for (layer, head), value in np.ndenumerate(array)
         for word in [plain(words[layer][head])]

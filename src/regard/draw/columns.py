@@ -10,12 +10,11 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from regard.draw.charts import interval_rows
-from regard.draw.picture import INK, POSITIVE, Picture, finite, keys, one_each, table
+from regard.draw.picture import HALF_WAY, INK, ON_LIGHT, POSITIVE, Picture, finite, keys, one_each, table
 from regard.draw.plots import DASHES, PALETTE
 from regard.errors import OptionError
 
 MOST = 30  # columns that are drawn
-HALF_WAY, ON_LIGHT = 0.33, "#05070f"  # up to there white is read on the shade, then this: both with a contrast of 4.5
 CELL, ROW, BAND = 64, 24, 90  # pixels: how wide a cell of a map is, how high a row, and a band of lines
 
 

@@ -30,13 +30,24 @@ TABLE = TEMPLATES.from_string("""\
 </table></div>""")
 
 
-def page(title: str, note: str, parts: Sequence[tuple[str, Sequence[Picture | pd.DataFrame | str]]]) -> str:
-    """A page of sections, each with a heading, pictures, tables and texts."""
+FOLDED = TEMPLATES.from_string("""\
+<details{{ " open" if rows <= most }}><summary style="margin:.6em 0 .2em">{{ title }}</summary>
+{{ table }}
+</details>""")
+MOST_OPEN = 12  # rows of a table with a title that is not folded
+Part = Picture | pd.DataFrame | str | tuple[str, pd.DataFrame]
+
+
+def page(title: str, note: str, parts: Sequence[tuple[str, Sequence[Part]]]) -> str:
+    """A page of sections, each with a heading, pictures, texts and tables; one with a title is folded if it is long."""
     drawn = [(heading, Markup("\n").join(map(_drawn, some))) for heading, some in parts]
     return document(title, SECTIONS.render(title=title, note=note, parts=drawn))
 
 
-def _drawn(part: Picture | pd.DataFrame | str) -> Markup:
+def _drawn(part: Part) -> Markup:
+    if isinstance(part, tuple):
+        title, table = part
+        return Markup(FOLDED.render(title=plain(title), table=_drawn(table), rows=len(table), most=MOST_OPEN))
     if isinstance(part, Picture):
         return Markup(part.html())
     if isinstance(part, str):

@@ -23,6 +23,7 @@ from regard.errors import OptionError, choose
 
 # A blue and an orange that people with any colour vision tell apart; black text stays readable on both.
 POSITIVE, NEGATIVE, INK = "#56a0eb", "#f09a3e", "#1a1a1a"
+HALF_WAY, ON_LIGHT = 0.33, "#05070f"  # up to there white is read on the shade, then this: both with a contrast of 4.5
 
 TEMPLATES = Environment(autoescape=True, trim_blocks=True)
 DOCUMENT = TEMPLATES.from_string("""\
@@ -30,6 +31,7 @@ DOCUMENT = TEMPLATES.from_string("""\
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light dark; }
@@ -153,7 +155,8 @@ def shade(array: NDArray[np.float64], legend: str) -> alt.Color:
     else:
         scale = alt.Scale(domain=[-top, 0, top], range=[NEGATIVE, "#fff", POSITIVE], interpolate="rgb")
         ticks = [-top, 0, top]
-    return alt.Color("value:Q", title=plain(legend), scale=scale, legend=alt.Legend(values=ticks, format=".3~g"))
+    title = textwrap.wrap(plain(legend), 28) or ""  # Vega cuts off what is longer
+    return alt.Color("value:Q", title=title, scale=scale, legend=alt.Legend(values=ticks, format=".3~g"))
 
 
 @lru_cache(maxsize=128)  # pages show some charts more than once, and each takes a tenth of a second

@@ -91,6 +91,7 @@ def lines(
         level: a dashed line across.
     """
     ends = [y, *(one for one in (f"{y}_low", f"{y}_high") if one in data)]
+    data = data.reset_index(drop=True)  # tables that were put together have numbers twice
     some = _clean(data, ends, by)
     some = some.assign(
         x=data.loc[some.index, x].map(lambda cell: cell if isinstance(cell, (int, float)) else plain(cell))

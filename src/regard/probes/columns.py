@@ -22,8 +22,9 @@ LEAST = 2.0  # times what a column would have if all were looked at alike, to be
 
 def cannot(subject: Any, trace: Trace) -> str | None:
     """Columns are the same for all examples; words are not."""
-    first = trace.features[0].words
-    if not hasattr(subject, "schema") and any(one.words != first for one in trace.features):
+    first, *others = trace.features
+    alike = others and all(one.words == first.words for one in others)
+    if not hasattr(subject, "schema") and not alike:  # one example alone does not tell
         return "it is about tables: the examples do not have the same columns."
     return None if any(map(trace.reads, trace.sites)) else "no attention of this model is read from its rows."
 

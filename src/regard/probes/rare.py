@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Trace, trace
-from regard.errors import InputError
+from regard.errors import InputError, OptionError
 from regard.glimpses import Glimpse, Survey, row_means
 from regard.probed import Probed, tabled
 from regard.types import Batch
@@ -105,6 +105,10 @@ def _words(batch: Batch) -> list[str]:
 
 def _given(counts: Mapping[str, float] | str | Path) -> dict[str, float]:
     """Counts from a mapping, or from the lines of a file; those of words that differ in case are added up."""
+    if not isinstance(counts, (Mapping, str, Path)):
+        raise OptionError(
+            f"counts={counts!r} must be counts by word, or a file with a word and its count in each line."
+        )
     pairs: Any = counts.items() if isinstance(counts, Mapping) else _lines(Path(counts))
     found: Counter[str] = Counter()
     for word, count in pairs:

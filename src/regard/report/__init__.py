@@ -19,7 +19,19 @@ from regard.audited import Audit, refusals
 from regard.draw.picture import plain
 from regard.judging import CRITERIA
 from regard.report.packing import MOST, SHARE
-from regard.report.sections import appendix, audited, cards, examples, heads, limits, matrix, roles, trials, unit
+from regard.report.sections import (
+    alike,
+    appendix,
+    audited,
+    cards,
+    examples,
+    heads,
+    limits,
+    matrix,
+    roles,
+    trials,
+    unit,
+)
 from regard.report.wording import MARKS
 
 HERE = Path(__file__).parent / "templates"
@@ -42,13 +54,15 @@ def page(audit: Audit) -> str:
     maps, left_out = _maps(audit)
     with debug_mode(False):  # our charts are checked by tests; to check each again takes as long as to draw it
         tried, judged, probed = trials(audit), cards(audit), heads(audit)
-    refused = [{name: plain(text) for name, text in one.items()} for one in refusals(audit.refused)]
+    unserved = audit.heads.refused.items() if audit.heads else ()
+    every = [*audit.refused, *({"trial": name, "method": None, "why": why} for name, why in unserved)]
+    refused = [{name: plain(text) for name, text in one.items()} for one in refusals(every)]
     packed = f"of each row the largest weights are kept until they make up {SHARE:.0%} of it, at most {MOST}"
     shortened = f" To keep the page small, {left_out} of {len(audit.maps)} maps are left out." if left_out else ""
     return TEMPLATES.get_template("page.html").render(
         policy=_policy(style, script), style=Markup(style), script=Markup(script), data=_embedded({"maps": maps}),
         about=audited(audit), cards=judged, rules=[(one.name, one.rule) for one in CRITERIA], limits=limits(audit),
-        trials=tried, heads=probed, roles=roles(audit), matrix=matrix(audit), refused=refused,
+        trials=tried, heads=probed, roles=roles(audit), alike=alike(audit), matrix=matrix(audit), refused=refused,
         examples=examples(audit, maps), marks=MARKS,
         adversarial=[shown for trial in tried for one in trial["findings"] for shown in one["shown"]],
         appendix=appendix(audit), unit=unit(audit), packed=f"{packed}, each rounded to 1/255.{shortened}",

@@ -37,6 +37,7 @@ SIMPLE = re.compile(r"M-?[\d.]+,0A|M-([\d.]+),-\1h")  # a circle, a square
 CURVE = re.compile(r'"M([-\d.]+,[-\d.]+(?:L[-\d.]+,[-\d.]+){8,})(Z?)"')
 LINES = re.compile(r'(?:<line transform="translate\([-\d.]+,[-\d.]+\)"(?: [xy]2="[-\d.]+")?[^<>]*/>){3,}')
 LINE = re.compile(r'<line transform="translate\(([-\d.]+),([-\d.]+)\)"(?: (x|y)2="([-\d.]+)")?([^<>]*)/>')
+WIDE = 460  # pixels: beside another there is not enough room to read it
 OTHER_UNITS = {("adversarial", "attention removed")}  # of an output, beside divergences of attention: no axis has both
 
 
@@ -79,14 +80,12 @@ def chart(finding: Finding, which: str) -> dict[str, Any] | None:
 def probe_charts(probed: Probed) -> list[dict[str, Any]]:
     """The grid of a probe, and its charts."""
     drawn = []
-    grid = [None] if "value" in probed.values and probed.values["value"].notna().any() else []
-    for which in [*grid, *probed.charts]:
+    for which in [*([None] if probed.has_grid else []), *probed.charts]:
         picture = probed.plot(which)
         alt = f"{picture.title}: {probed.about}. {picture.caption}"
         caption = picture.caption if which else ""
-        drawn.append(
-            {"title": plain(which or "layers × heads"), "caption": plain(caption), "svg": inline(picture, alt)}
-        )
+        title, wide = plain(which or "layers × heads"), picture.chart.width > WIDE
+        drawn.append({"title": title, "caption": plain(caption), "svg": inline(picture, alt), "wide": wide})
     return drawn
 
 

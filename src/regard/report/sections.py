@@ -16,11 +16,12 @@ from regard.audited import Audit
 from regard.draw.picture import plain
 from regard.finding import MOST_ROWS, Finding, of_columns, readable
 from regard.judging import CANNOT_TELL
-from regard.probed import Probed
+from regard.probed import Probed, short
 from regard.report.pictures import chart, gauge, probe_charts
 from regard.report.wording import SHORT, number, sentence, setting, small, stated
 
 SHADES = 10  # steps from nothing to the largest
+ALIKE = "Spearman's ρ between probes, over heads"
 ATTENTION = "attention"  # who is judged by trials that edit attention itself
 RAW = 20_000  # letters that raw values may take among the downloads; all of them are in findings.json
 
@@ -134,9 +135,15 @@ def heads(audit: Audit) -> list[dict[str, Any]]:
 
 
 def roles(audit: Audit) -> dict[str, Any] | None:
-    """The heads that have a role, and how alike probes rank heads."""
-    found = None if audit.heads is None else audit.heads.roles()
+    """The heads that have a role."""
+    found = None if audit.heads is None else audit.heads.by_role()
     return None if found is None or found.empty else _table("roles", found, "roles")
+
+
+def alike(audit: Audit) -> dict[str, Any] | None:
+    """How alike probes rank heads."""
+    found = None if audit.heads is None else audit.heads.agreement()
+    return None if found is None or found.empty else _table(ALIKE, found, "alike")
 
 
 def _probe_tables(one: Probed) -> dict[str, pd.DataFrame]:
@@ -225,7 +232,7 @@ def _finding(one: Finding, title: str | None, key: str) -> dict[str, Any]:
 
 
 def _table(name: str, table: pd.DataFrame, key: str) -> dict[str, Any]:
-    shown = readable(table.head(MOST_ROWS))
+    shown = readable(short(table.head(MOST_ROWS)))
     rows = [[number(cell) for cell in row] for row in shown.itertuples(index=False)]
     left_out = len(table) - len(shown)
     return {
@@ -285,6 +292,8 @@ def _files(audit: Audit) -> list[dict[str, str]]:
             files.append(_file(f"h{at}-{place}", ("heads", probe, name), table))
     if audit.heads and len(found := audit.heads.roles()):
         files.append(_file("roles", ("heads", "roles"), found))
+    if audit.heads and len(found := audit.heads.agreement()):
+        files.append(_file("alike", ("heads", "agreement"), found))
     for at, (title, one) in enumerate(audit.findings):
         for place, (name, table) in enumerate([*one.tables.items(), ("values", one.values)]):
             raw = table is one.values
