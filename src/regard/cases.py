@@ -12,13 +12,12 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention import Rerun, Trace, trace
 from regard.attention.editing import Spot
-from regard.attention.edits import Rows, Sites, scale
+from regard.attention.edits import Sites
 from regard.attention.running import batch_of
 from regard.data import Example
 from regard.data.dataset import Kind
@@ -26,7 +25,6 @@ from regard.erasing import Values, possible
 from regard.errors import EmptyInput, InputError, NonFinite, NotServed, TooLong, TrialFailed, WrongTarget, at_least_one
 from regard.excerpts import Excerpt, numbered
 from regard.explaining import Job, job_for
-from regard.methods.raw import raw
 from regard.progress import Counter
 from regard.training import class_of, inputs_of, length_of
 from regard.types import Batch, Features, How, Of, Targets, one_by_one
@@ -359,47 +357,6 @@ class Part:
         """``(…, class)`` from outputs ``(…, class)``, differentiable; of a single logit those of both classes."""
         flat = self.case.subject.head.columns(outputs.flatten(0, -2), "probability")
         return cast("Tensor", flat.unflatten(0, outputs.shape[:-1]))
-
-
-def edited(rerun: Rerun, spots: Sequence[Spot], rows: str = "readout") -> list[dict[str, Any]]:
-    """Which attention was edited, for the settings of a finding; where no row is the readout's, all are."""
-    read = tuple(rerun.readout.shape)
-    return [
-        {"site": spot.name, "kind": spot.kind, "heads": spot.shape[1]}
-        | {"rows": rows if spot.rows is not None or read == (spot.shape[0], spot.shape[2]) else "all"}
-        for spot in spots
-    ]
-
-
-def looks(part: Part, spots: Sequence[Spot]) -> list[Array]:
-    """Of each example the weights of its real tokens that are not special, as the readout sees them: head mean.
-
-    With several sites their mean. Special tokens are left out and the rest is not normalised.
-    """
-    keys = (part.batch.source or part.batch).real.shape[1]
-    for spot in spots:
-        if spot.shape[3] != keys:
-            raise NotServed(
-                f"site {spot.index} ({spot.name}) has {spot.shape[3]} keys, which are not the {keys} rows of features."
-            )
-    maps = [raw(part.trace, layer=spot.index) for spot in spots]
-    stacked = [one.rows if one.source is None else one.source for one in maps]
-    return on_tokens(part, torch.stack([one for one in stacked if one is not None]).mean(0))
-
-
-def on_tokens(part: Part, numbers: Tensor) -> list[Array]:
-    """Of each example the numbers ``(example, row)`` of its tokens that are not special."""
-    plain = numbers.double().numpy(force=True)
-    return [
-        one[[row for row, word in zip(on.rows, on.word, strict=True) if word is not None]]
-        for one, on in zip(plain, part.features, strict=True)
-    ]
-
-
-def removed(part: Part, rerun: Rerun, spots: Sequence[Spot], rows: Rows = "readout") -> Array:
-    """``(example,)``: how far the output moves without what the sites hand on to the rows that are read, or others."""
-    nothing = scale(0.0, sites=[spot.index for spot in spots], rows=rows)
-    return np.asarray(part.moved(rerun(nothing)[None])[0])
 
 
 def _frame(rows: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:

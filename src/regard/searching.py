@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.attending import edited, removed
 from regard.attention import Rerun, edits
 from regard.attention.edits import Place
-from regard.cases import Part, edited, removed
+from regard.cases import Part
 from regard.errors import NoGradient, OptionError
 from regard.measures import jsd
 from regard.progress import Counter

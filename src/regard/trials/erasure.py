@@ -11,10 +11,11 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
+from regard.attending import edited, looks, on_tokens
 from regard.attention import Rerun, Site, edits, trace
 from regard.attention.editing import Spot
 from regard.attention.sites import Part as Tile
-from regard.cases import Array, Case, Part, edited, looks, on_tokens
+from regard.cases import Array, Case, Part
 from regard.catalog import found, named
 from regard.erasing import units
 from regard.errors import NotServed, OptionError, at_least_one

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from regard.attending import edited, looks, on_tokens, removed
 from regard.attention import edits
 from regard.attention.editing import Spot
-from regard.cases import Case, Part, edited, looks, on_tokens, removed
+from regard.cases import Case, Part
 from regard.errors import NotServed, at_least_one, true_or_false, within
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import bootstrap

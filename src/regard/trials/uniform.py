@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from regard.attending import edited, removed
 from regard.attention import edits
-from regard.cases import Case, Part, edited, removed
+from regard.cases import Case, Part
 from regard.errors import true_or_false, within
 from regard.finding import Finding, above, holds, level, said
 from regard.measures import Interval, bootstrap, paired
