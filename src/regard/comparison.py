@@ -67,8 +67,9 @@ class Numbers:
 
     def extend(self, other: Numbers) -> None:
         """The next examples."""
-        for mine, more in ((self.ids, other.ids), (self.words, other.words), (self.truth, other.truth)):
-            mine.extend(more)  # type: ignore[attr-defined]
+        self.ids += other.ids
+        self.words += other.words
+        self.truth += other.truth
         for name in ("scores", "stability", "comprehensiveness", "sufficiency"):
             for label, values in getattr(other, name).items():
                 getattr(self, name).setdefault(label, []).extend(values)
