@@ -215,13 +215,13 @@ class Bench:
     @property
     def afar(self) -> Afar:
         """How it goes to other machines: a model that came from a path is loaded from there, and must be the same."""
-        load = getattr(self.subject, "origin", None)
+        load = getattr(self.subject, "reopen", None)
         sent = replace(self, subject=Fetched(load, of_subject, self.identity["model"])) if load else self
         return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
 
     def open(self) -> contextlib.AbstractContextManager[Any]:
         """For the length of a block, where it runs."""
-        size = 0 if hasattr(self.subject, "origin") else weight(self.subject.model)
+        size = 0 if hasattr(self.subject, "reopen") else weight(self.subject.model)
         return self.runner.open(threads=self.threads, size=size)
 
     def packed(self, chunk: Sequence[Unit]) -> list[Parcel]:
