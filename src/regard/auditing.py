@@ -26,7 +26,7 @@ from regard.cases import Case, Part, Result
 from regard.concluding import concluded
 from regard.data import Dataset, Example
 from regard.data.planted import Planted
-from regard.errors import OptionError, RegardError, at_least_one, true_or_false
+from regard.errors import OptionError, RegardError, true_or_false
 from regard.excerpts import Parcel, parcels
 from regard.exhibits import exhibit, redacted
 from regard.explaining import job_for
@@ -163,9 +163,7 @@ def prepared(
     must_be_subject(subject)
     must_be_whole(subject.model, "audit")
     explained, tried = checked(methods, trials)
-    must_count(seed, limit=limit, batch_size=batch_size, threads=threads)
-    if shown:
-        at_least_one("shown", shown)
+    must_count(seed, limit=limit, batch_size=batch_size, threads=threads, shown=shown or None)
     true_or_false("redact", redact)
     examples = limit or EXAMPLES["quick" if trials == "quick" else "other"]
     if runner.workers is None and runner.address is None:
@@ -223,7 +221,7 @@ class Bench:
 
     def open(self) -> contextlib.AbstractContextManager[Any]:
         """For the length of a block, where it runs."""
-        size = 0 if hasattr(self.subject, "origin") else weight(self.subject.model)
+        size = 0 if hasattr(self.subject, "reopen") else weight(self.subject.model)
         return self.runner.open(threads=self.threads, size=size)
 
     def packed(self, chunk: Sequence[Unit]) -> list[Parcel]:

@@ -63,7 +63,7 @@ class Fetched:
 
 def fetching(subject: Any, known: Mapping[str, Any]) -> Any:
     """How a subject with this fingerprint goes to other machines: what came from a path is loaded from there."""
-    load = getattr(subject, "origin", None)
+    load = getattr(subject, "reopen", None)
     return Fetched(load, of_subject, known) if load else subject
 
 

@@ -27,6 +27,10 @@ TOKEN = "0123456789abcdef" * 4
 WITH_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
 
+# A node that does not answer is given up after seconds, rather than after half a minute.
+HASTY = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "500",
+         "RAY_health_check_timeout_ms": "2000", "RAY_health_check_failure_threshold": "3"}  # fmt: skip
+
 
 class Nodes:
     """A cluster: a head without CPUs, and nodes that come and go."""
@@ -78,7 +82,7 @@ class Nodes:
 
 @contextmanager
 def cluster(folder: Path):
-    with mock.patch.dict(os.environ, QUIET | WITH_TOKEN):
+    with mock.patch.dict(os.environ, QUIET | WITH_TOKEN | HASTY):
         from regard.jobs.joining import _look_again
 
         _look_again()
@@ -209,11 +213,14 @@ known.version = lambda name: "1.0" if name == "torch" else version(name)
 """
 
 
+@dataclass
 class Slow:
     """Splits texts into words, and takes its time."""
 
+    seconds: float = 0.02
+
     def __call__(self, text: str) -> list[str]:
-        time.sleep(0.02)
+        time.sleep(self.seconds)
         return text.split()
 
 
@@ -223,7 +230,7 @@ def alive(mark: str) -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes() and "Z" not in (process / "stat").read_text():
-                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
+                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:2000]
         except OSError:
             continue
     return found

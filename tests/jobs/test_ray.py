@@ -33,10 +33,12 @@ from ray_faults import (
     outcomes,
     surroundings,
 )
+from typer.testing import CliRunner
 
 import regard
 from regard import lessons
 from regard.audited import load_audit
+from regard.cli import app
 from regard.errors import InputError, NotAModel, OptionError, WorkerDied, WorkerDiffers
 from regard.jobs import joining
 from regard.jobs.running import Afar, Failed, run
@@ -47,6 +49,7 @@ from regard.teaching import Lesson, Teacher
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
 import gated
+from polar import of_kind
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'regard[ray]'")
 from regard.jobs import ray as runner
@@ -151,33 +154,6 @@ def test_a_node_that_dies_costs_no_more_than_what_it_had(nodes, two, work, repla
     assert 0 <= again <= runner.AHEAD
 
 
-def test_all_nodes_gone_is_an_error_that_says_what_is_kept(nodes, two, work, monkeypatch):
-    monkeypatch.setattr(runner, "PATIENCE", 4.0)
-    victims = iter(two)
-    kept = []
-
-    def seen(unit):
-        kept.append(unit)
-        for node in victims:
-            nodes.kill(node)
-
-    with pytest.raises(WorkerDied, match="no machine has had room.*--resume"):
-        outcomes(work(seconds=0.2), [*range(20)], nodes.runner(), seen=seen)
-    assert kept
-
-
-def test_nodes_that_come_back_in_time_go_on(nodes, two, work):
-    victims = iter([two])
-
-    def seen(unit):
-        for both in victims:
-            for node in both:
-                nodes.kill(node)
-            nodes.add()
-
-    assert outcomes(work(seconds=0.2), [*range(12)], nodes.runner(), seen=seen) == squares(range(12))
-
-
 @pytest.mark.parametrize("times", [1, 100])
 def test_death_as_it_begins(nodes, two, tmp_path, times):
     bomb = Bomb(tmp_path / "diary", times)
@@ -211,12 +187,32 @@ def on(nodes, **more):
     return {"runner": "ray", "address": nodes.address, "workers": 2, **ASKED, **more}
 
 
-def test_an_audit_has_the_same_bytes_as_here(nodes, two, tmp_path, saved):
-    for name, subject in (("sent", regard.pooled(toys.decisive())), ("loaded", regard.text(saved))):
-        regard.audit(subject, TEXTS, out=tmp_path / name / "here", **ASKED)
-        regard.audit(subject, TEXTS, out=tmp_path / name / "there", **on(nodes))
-        assert found_in(tmp_path / name / "here") == found_in(tmp_path / name / "there")
-        assert len({one.statistic for _, one in load_audit(tmp_path / name / "there").findings}) == 3
+@pytest.mark.parametrize("kind", ["sent", "loaded", "table", "regression"])
+def test_an_audit_has_the_same_bytes_as_here(nodes, two, tmp_path, kind, tokenizer, request):
+    subject, data, asked = regard.pooled(toys.decisive()), TEXTS, ASKED
+    if kind == "loaded":
+        subject = regard.text(request.getfixturevalue("saved"))
+    elif kind != "sent":
+        subject, data = of_kind(kind, tokenizer, 20)
+        asked = ASKED | {"trials": ["agreement", "stability"] if kind == "table" else ["permutation"], "shown": 1}
+    regard.audit(subject, data, out=tmp_path / "here", **asked)
+    regard.audit(subject, data, out=tmp_path / "there", **on(nodes) | asked)
+    assert found_in(tmp_path / "here") == found_in(tmp_path / "there")
+    audit = load_audit(tmp_path / "there")
+    assert {one.trial for _, one in audit.findings} == {
+        one if isinstance(one, str) else one[0] for one in asked["trials"]
+    }
+
+
+def test_the_command_line_runs_on_a_cluster(nodes, two, planted_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(planted_folder.parent)
+    given = ["audit", "--model", planted_folder.name, "--data", f"{planted_folder.name}/data.jsonl", "--trials",
+             "permutation:n=3", "--methods", "raw", "--shown", "1", "--threads", "1", "--limit", "10", "--probes", "none"]  # fmt: skip
+    there = ["--runner", "ray", "--address", nodes.address, "--workers", "2", "--timeout", "100"]
+    for name, more in (("here", ["--workers", "1"]), ("there", there)):
+        ended = CliRunner().invoke(app, [*given, "--out", str(tmp_path / name), *more])
+        assert ended.exit_code == 0, ended.output
+    assert found_in(tmp_path / "here") == found_in(tmp_path / "there")
 
 
 def test_a_run_that_lost_its_machines_goes_on_here(nodes, two, tmp_path, monkeypatch):
@@ -231,7 +227,7 @@ def test_a_run_that_lost_its_machines_goes_on_here(nodes, two, tmp_path, monkeyp
             nodes.kill(node)
 
     monkeypatch.setattr(Store, "add", adding)
-    with pytest.raises(WorkerDied, match="--resume"):
+    with pytest.raises(WorkerDied, match="no machine has had room.*What was finished is kept: go on with --resume"):
         regard.audit(subject, TEXTS, out=tmp_path / "run", **on(nodes))
     before = {*kept}
     assert len(before) >= 2
@@ -267,14 +263,15 @@ def test_other_versions_are_refused_by_name(nodes, tmp_path):
 
 def test_another_model_or_none_at_that_path_is_refused(nodes, two, tmp_path, saved):
     subject = regard.text(saved)
+    few = on(nodes, methods=["raw"], trials=["permutation"], shown=0, probes=())
     other = regard.text(saved)
     other.model.classifier.bias.data += 1
     other.model.save_pretrained(saved)
     with pytest.raises(WorkerDiffers, match=r"model\.weights: was"):
-        regard.audit(subject, TEXTS, **on(nodes))
+        regard.audit(subject, TEXTS, **few)
     shutil.rmtree(saved)
     with pytest.raises(NotAModel, match=r"cannot work for this machine.*does not exist"):
-        regard.audit(subject, TEXTS, **on(nodes))
+        regard.audit(subject, TEXTS, **few)
 
 
 def test_a_node_without_room_is_said(nodes, tmp_path, monkeypatch):
@@ -282,7 +279,7 @@ def test_a_node_without_room_is_said(nodes, tmp_path, monkeypatch):
     nodes.exactly(0)
     node = nodes.add(memory=100 << 20)
     try:
-        with pytest.raises(WorkerDied, match=r"no machine has had room.*memory=.*: 0"):
+        with pytest.raises(WorkerDied, match="no machine has had room.*memory="):
             outcomes(surroundings, [1], nodes.runner(), memory=1 << 30)
     finally:
         nodes.kill(node)
@@ -358,7 +355,11 @@ def test_a_driver_that_is_killed_or_stopped_leaves_nobody_behind_and_goes_on_her
                 assert driver.poll() is None, driver.stderr.read().decode()[-2000:]
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            assert any("raylet" in one for one in alive(mark).values()), "it has started a cluster"
+            there = {what: Path(f"/proc/{one}/environ").read_text() for one, what in alive(mark).items()}
+            (told,) = [given for what, given in there.items() if "raylet/raylet" in what]  # it has started a cluster
+            assert "RAY_USAGE_STATS_ENABLED=0" in told
+            assert "RAY_AUTH_MODE=token" in told
+            assert all("--disable-frontend" in what for what in there if "dashboard.py" in what)
             driver.send_signal(number)
             driver.communicate(timeout=60)
         until = time.monotonic() + 30
@@ -436,11 +437,8 @@ def test_a_model_that_cannot_be_sent(nodes, two):
 
 
 def test_a_wrong_token_is_said(nodes, two, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT.replace("workers=2", f"address={nodes.address!r}"))
-    path = os.pathsep.join([str(Path(regard.__file__).parents[1]), str(Path(__file__).parent)])
-    given = {**os.environ, "PYTHONPATH": path, "RAY_AUTH_TOKEN": "f" * 64}
-    ended = subprocess.run(
-        [sys.executable, "script.py", "run"], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=100
-    )
+    code = f"from regard.jobs.running import runner_of\nrunner_of('ray', workers=1, address={nodes.address!r}).open().__enter__()"
+    given = {**os.environ, "PYTHONPATH": str(Path(regard.__file__).parents[1]), "RAY_AUTH_TOKEN": "f" * 64}
+    ended = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 1
     assert re.search("answers, but cannot be joined.*do you have its token", ended.stderr.splitlines()[-1])

@@ -124,8 +124,7 @@ class Pool:
         self.ray, self.pack, self.waiting = ray, pack, waiting
         self.timeout = runner.timeout or afar.patience
         takes = {"num_cpus": SHARE * afar.threads, "num_gpus": runner.gpus_per_worker, "memory": afar.memory}
-        self.room = _room(ray, takes)
-        self.size = runner.workers or max(1, sum(self.room.values()))
+        self.size = runner.workers or max(1, sum(count for _, count in _room(ray, takes)))
         self.takes = takes
         self.spare = ATTEMPTS * self.size  # actors that may die before they have begun
         self.actors: list[Actor] = []
@@ -221,7 +220,7 @@ class Pool:
             raise WorkerDied(f"workers={self.size!r}: {ATTEMPTS * self.size} died as they began. {self.why}. {KEPT}")
         elif time.monotonic() - self.seen > PATIENCE:
             takes = ", ".join(f"{name}={amount:g}" for name, amount in self.takes.items() if amount)
-            nodes = "; ".join(f"{node}: {count}" for node, count in _room(self.ray, self.takes).items()) or "none"
+            nodes = "; ".join(f"{node}: {count}" for node, count in _room(self.ray, self.takes)) or "none"
             raise WorkerDied(
                 f"workers={self.size!r}: no machine has had room for one in {PATIENCE:g} seconds (it takes {takes}; "
                 f"machines, and for how many they are large enough: {nodes}). {self.why} {KEPT}".replace("  ", " ")
@@ -234,15 +233,18 @@ class Pool:
                 self.ray.kill(one.handle)
 
 
-def _room(ray: Any, takes: dict[str, Any]) -> dict[str, int]:
-    """By machine, how many actors it is large enough for."""
+def _room(ray: Any, takes: dict[str, Any]) -> list[tuple[str, int]]:
+    """Of each machine, how many actors it is large enough for."""
     named = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
     wanted = {named[name]: amount for name, amount in takes.items() if amount}
-    return {
-        node["NodeManagerAddress"]: int(min(node["Resources"].get(name, 0) / amount for name, amount in wanted.items()))
+    return [
+        (
+            node["NodeManagerAddress"],
+            int(min(node["Resources"].get(name, 0) / amount for name, amount in wanted.items())),
+        )
         for node in ray.nodes()
         if node["Alive"]
-    }
+    ]
 
 
 def _plain(problem: Exception) -> str:

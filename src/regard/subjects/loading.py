@@ -114,7 +114,7 @@ def load_vision(
 
 
 def sourced(make: Make) -> Make:
-    """The same; of what is loaded from a path or by name, ``origin`` is how, so that another machine can do it, too."""
+    """The same; of what is loaded from a path or by name, ``reopen`` is how, so that another machine can do it, too."""
 
     @wraps(make)
     def noting(model: Any, *more: Any, **options: Any) -> Any:
@@ -123,7 +123,7 @@ def sourced(make: Make) -> Make:
             path = Path(model).expanduser()
             source = str(path.resolve()) if path.exists() else str(model)
             named = getattr(getattr(subject.model, "config", None), "_name_or_path", "")
-            object.__setattr__(subject, "origin", partial(_opened, noting, named, source, *more, **options))
+            object.__setattr__(subject, "reopen", partial(_opened, noting, named, source, *more, **options))
         return subject
 
     return cast("Make", noting)
