@@ -93,7 +93,7 @@ def audit(
             "test" are used, or drawn.
         methods: the explanations on trial: names from `regard.list_methods`, or ``(name, options)``.
         trials: "quick", "all", or names from `regard.list_trials`, each with options if need be: ``(name, options)``.
-        probes: what is asked of heads and layers: names from `regard.list_probes`; (): nothing.
+        probes: what is asked of heads and layers: from `regard.list_probes`, of up to 1,000 examples; (): nothing.
         target: what is explained; None: what is predicted.
         how: how words are removed, as in `leave_one_out`.
         limit: how many examples are drawn by lot; None: 200 for "quick", otherwise 500.

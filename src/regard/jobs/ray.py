@@ -108,7 +108,9 @@ def run_there(
     except (pickle.PicklingError, AttributeError, TypeError) as problem:
         raise OptionError(f"runner='ray': this model cannot be sent to other processes ({problem}).") from None
     with connected(runner, threads=afar.threads, size=len(sent)):
-        pool = Pool(ray, runner, afar, sent, packing(work), deque(map(Chunk, chunks)))
+        kept = ray.put(sent)
+        del sent
+        pool = Pool(ray, runner, afar, kept, packing(work), deque(map(Chunk, chunks)))
         try:
             yield from pool.results()
         finally:
@@ -119,9 +121,9 @@ class Pool:
     """Actors, chunks that wait for them, and who has which."""
 
     def __init__(
-        self, ray: Any, runner: Runner, afar: Afar, sent: bytes, pack: Callable[[Any], Any], waiting: deque[Chunk]
+        self, ray: Any, runner: Runner, afar: Afar, sent: Any, pack: Callable[[Any], Any], waiting: deque[Chunk]
     ) -> None:
-        self.ray, self.pack, self.waiting = ray, pack, waiting
+        self.ray, self.sent, self.pack, self.waiting = ray, sent, pack, waiting
         self.timeout = runner.timeout or afar.patience
         takes = {"num_cpus": SHARE * afar.threads, "num_gpus": runner.gpus_per_worker, "memory": afar.memory}
         self.size = runner.workers or max(1, sum(count for _, count in _room(ray, takes)))
@@ -130,7 +132,6 @@ class Pool:
         self.actors: list[Actor] = []
         self.seen = time.monotonic()  # when there was an actor last
         self.why = ""
-        self.sent = ray.put(sent)
         # Threads are told twice, as libraries read the variable when they are imported. Nothing else is shipped.
         variables = {"OMP_NUM_THREADS": str(afar.threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         self.make = ray.remote(Hand).options(
@@ -143,11 +144,13 @@ class Pool:
         while self.waiting or any(chunk for one in self.actors for _, chunk in one.asked):
             self._employ()
             heads = {one.asked[0][0]: one for one in self.actors if one.asked}
-            done, _ = self.ray.wait([*heads], num_returns=1, timeout=0.5) if heads else ([], [])
+            self.ray.wait([*heads], timeout=0.5) if heads else time.sleep(0.5)  # until there is one, or a while
+            late = [one for one in heads.values() if one.where and time.monotonic() - one.since > self.timeout]
+            done = self.ray.wait([*heads], num_returns=len(heads), timeout=0)[0] if heads else []
             for ref in done:
                 yield from self._answered(heads[ref])
-            for one in [one for one in self.actors if one.where and one.asked]:
-                if time.monotonic() - one.since > self.timeout:
+            for one in late:
+                if one.asked and one.asked[0][0] in heads and one.asked[0][0] not in done:
                     yield from self._lost(one, f"it took longer than {self.timeout:g} seconds")
             self._must_go_on()
 
