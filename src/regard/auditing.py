@@ -20,7 +20,6 @@ import torch
 
 from regard.asked import EXAMPLES, METHODS, PROBES, Asked, checked, probes_of, threads_of
 from regard.attention.running import must_be_subject
-from regard.attention.sharding import must_be_whole
 from regard.audited import Audit
 from regard.cases import Case, Part, Result
 from regard.concluding import concluded
@@ -161,7 +160,6 @@ def prepared(
 ) -> Bench:
     """Check everything that `audit` is asked, and read the data; nothing has run yet."""
     must_be_subject(subject)
-    must_be_whole(subject.model, "audit")
     explained, tried = checked(methods, trials)
     must_count(seed, limit=limit, batch_size=batch_size, threads=threads, shown=shown or None)
     true_or_false("redact", redact)

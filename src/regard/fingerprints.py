@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard.attention.sharding import stored
+from regard.attention.sharding import must_be_whole, stored
 from regard.data import Dataset, Example
 from regard.errors import WorkerDiffers
 from regard.explaining import model_of, versions
@@ -25,6 +25,7 @@ PLAIN = (str, int, float, bool, tuple, type(None))
 
 def of_subject(subject: Any) -> dict[str, Any]:
     """The model's class, name and weights, its tokenizer or columns, and how the subject reads them."""
+    must_be_whole(subject.model, "audits and training, which tell models by all their weights")
     weights = blake2b(digest_size=16)
     for name, one in sorted(subject.model.state_dict().items()):
         if isinstance(one, torch.Tensor):

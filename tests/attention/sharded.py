@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, distributed
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import regard
 from regard import edits
@@ -41,16 +41,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(
-    path: Path, key_value_heads: int, dtype: torch.dtype = torch.float32, *, heads: int = 8, bias: bool = False
-) -> Path:
-    """A Llama of three layers, as a folder."""
+    path: Path, key_value_heads: int, dtype: torch.dtype = torch.float32, *, family: str = "llama", heads: int = 8,
+    bias: bool = False,
+) -> Path:  # fmt: skip
+    """A decoder of three layers, as a folder."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=8 * heads, intermediate_size=96, num_hidden_layers=3, num_attention_heads=heads,
-        num_key_value_heads=key_value_heads, max_position_embeddings=64, pad_token_id=1, bos_token_id=2,
-        eos_token_id=None, initializer_range=0.1, attention_bias=bias,
+    config = AutoConfig.for_model(
+        family, vocab_size=len(WORDS), hidden_size=8 * heads, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=heads, num_key_value_heads=key_value_heads, max_position_embeddings=64, pad_token_id=1,
+        bos_token_id=2, eos_token_id=None, initializer_range=0.1, attention_bias=bias,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(dtype)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
     if bias:  # transformers starts them at 0, where they would prove nothing
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -74,8 +75,8 @@ def answers_of(model: Any, *, briefly: bool = False) -> Answers:
 
     _ask_trace(ask, subject)
     _ask_edits(ask, subject)
+    _ask_methods(ask, subject, briefly)
     if not briefly:
-        _ask_methods(ask, subject)
         _ask_gradients_of_edits(ask, subject)
         _ask_states(ask, subject)
     return found
@@ -121,13 +122,15 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def _ask_methods(ask: Any, subject: Any) -> None:
+def _ask_methods(ask: Any, subject: Any, briefly: bool) -> None:
     def explained(method: str, options: dict[str, Any]) -> Tensor:
         every = regard.explain(subject, TEXTS, method=method, **options)
         return torch.cat([torch.from_numpy(one.scores).double().flatten() for one in every])
 
-    for method, options in METHODS:
+    for method, options in [("effective", {})] if briefly else METHODS:
         ask(f"explain {method} {options}", lambda method=method, options=options: explained(method, options))
+    if briefly:
+        return
     asked = {"methods": ["raw", "grad_rollout", "gradient"], "examples": 3}
     ask("compare", lambda: torch.tensor(regard.compare(subject, TEXTS, **asked).matrix().to_numpy(dtype=float)))
     produced = {"method": "rollout", "generate": 2}
@@ -221,8 +224,8 @@ def asked_of_shards(model: Any, example: Path) -> dict[str, Any]:
     for option in ("onward", "inward"):
         ask(option, lambda option=option: regard.trace(subject, TEXTS, **{option: True}))
     ask("heads", lambda: regard.heads(subject, TEXTS))
-    ask("trial", lambda: regard.trial(subject, TEXTS, "permutation"))
-    ask("audit", lambda: regard.audit(subject, TEXTS))
+    ask("trial", lambda: regard.trial(subject, TEXTS * 3, "permutation"))
+    ask("audit", lambda: regard.audit(subject, TEXTS * 3, out=example.parent / "audit"))
     seen: list[tuple[int, ...]] = []
     own = edits.custom(lambda weights, place: (seen.append(place.heads), weights)[1], heads=[6, 1, 2], sites=1)
     regard.intervene(subject, TEXTS, own)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.attention.sharding import WHOLE, Together
+from regard.attention.sharding import WHOLE, Together, shards_of
 from regard.attention.sites import Site, Weigh
 from regard.attention.sites import Strand as Strand
 from regard.attention.tracing import Trace
@@ -48,7 +48,7 @@ def read_sites(trace: Trace) -> list[Site]:
 
 def no_projections(trace: Trace) -> str | None:
     """Why methods that look at what heads are projected to cannot be served, if they cannot."""
-    shards = next((site.shard.shards for site in trace.sites if site.shard is not None), None)
+    shards = shards_of(trace.subject.model)
     if shards is None:
         return None
     return f"it needs the output projection, which is spread over {shards.size} processes. {WHOLE}"
