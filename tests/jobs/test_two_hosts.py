@@ -145,7 +145,7 @@ def test_an_audit_across_two_hosts_outlives_its_network(hosts, tmp_path):
     before = count()
     wait(lambda: count() >= before + 2, hosts, driver)
     hosts.cable("down")  # for so long that the other side is given up
-    told = hosts.folder / "a" / "python.log"
+    told = hosts.folder / "a" / f"{Path(sys.executable).name}.log"
     wait(lambda: "a worker is gone" in told.read_text(), hosts, driver)
     kept = count()
     hosts.cable("up")
