@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from recalling import fact, opinionated, probed, speaking
@@ -292,6 +293,9 @@ def test_pictures_and_files(tmp_path):
     for chart in table["causal_tracing"].charts:
         assert "layers around" in table["causal_tracing"].charts[chart]["caption"] or "state" in chart
         table.plot("causal_tracing", chart).save(tmp_path / "effect.svg")
+    many = pd.DataFrame(list(product(ROLES, range(15))), columns=["role", "layer"]).assign(effect=0.1)
+    drawn = regard.draw.lines(many.assign(effect_low=0.0, effect_high=0.2), x="layer", y="effect", by="role", title="", caption="")  # fmt: skip
+    assert all(role in drawn.svg() for role in ROLES)  # the legend, of as many curves as there are
     table.save(tmp_path / "heads.json")
     again = regard.load_heads(tmp_path / "heads.json")["causal_tracing"]
     assert again.tables["state"]["effect"].tolist() == table["causal_tracing"].tables["state"]["effect"].tolist()

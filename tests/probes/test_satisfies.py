@@ -77,7 +77,7 @@ def test_attention_that_decides_tells_right_from_wrong():
     assert table.loc["attention", "above confidence_low"] == 0.5
     assert found.values["value"][0] > 0
     assert found.values["value"][1] == 0  # looks at all words alike
-    assert found.values["label"].tolist() == ["right answers", ""]
+    assert found.values["label"].tolist() == ["right", ""]
     assert found.settings == {"weigh": "weights", "least": 20, "right": 50, "wrong": 100, "learned on": 75, "held out": 75}  # fmt: skip
     assert "answers 50 of 150 facts rightly" in found.sentence
     assert "of 1 of 2 heads" in found.sentence
@@ -99,13 +99,13 @@ def test_norms_are_of_what_is_handed_on():
     """What is handed on is larger where the answer is right, whatever is looked at."""
     found = satisfies(inattentive(), FACTS, weigh="norms")
     assert found.tables["auroc"]["auroc"][0] == 1.0
-    assert found.values["label"][0] == "right answers"
+    assert found.values["label"][0] == "right"
 
 
 def test_more_attention_may_speak_for_wrong_answers():
     facts = [fact(f"say {name} is", name, "no") for name in NAMES]
     found = satisfies(attentive(), facts)
-    assert found.values["label"].tolist() == ["wrong answers", ""]
+    assert found.values["label"].tolist() == ["wrong", ""]
     assert found.tables["auroc"]["auroc"][0] == 1.0
 
 
@@ -250,7 +250,7 @@ def test_pictures_and_files(tmp_path):
     table = regard.heads(attentive(), Dataset.of(FACTS), probes=["satisfies"], draws=5)
     table.plot("satisfies").save(tmp_path / "heads.svg")
     table.plot("satisfies", "right or wrong").save(tmp_path / "facts.svg")
-    assert table.roles()["role"].tolist() == ["right answers"]
+    assert table.roles()["role"].tolist() == ["right"]
     table.save(tmp_path / "heads.json")
     again = regard.load_heads(tmp_path / "heads.json")["satisfies"]
     assert again.tables["auroc"]["auroc"].tolist() == table["satisfies"].tables["auroc"]["auroc"].tolist()

@@ -105,10 +105,8 @@ def lines(
     layers = [base.mark_line(aria=False).encode(x=across, y=up, **_strokes(by))]
     if len(some) <= MOST_MARKED:
         layers.append(filled.mark_circle(size=30, opacity=1).encode(y=up, description="said:N"))
-    if len(ends) == 3:
-        layers.insert(
-            0, filled.mark_area(opacity=0.2, aria=False).encode(y=alt.Y("low:Q", title=_said(y)), y2="high:Q")
-        )
+    if len(ends) == 3:  # after the curves: a first layer without a legend may take theirs away
+        layers.append(filled.mark_area(opacity=0.2, aria=False).encode(y=alt.Y("low:Q", title=_said(y)), y2="high:Q"))
     return _finished([*layers, *_line(level, "y")], some[ends], title, caption)
 
 

@@ -21,7 +21,7 @@ from regard.glimpses import Array, Survey, copies
 from regard.probed import Probed, tabled
 
 EACH = "case"
-ABOUT = "what attention to the subject says of right answers: the weight of a head in a sparse regression"
+ABOUT = "whether attention to the subject tells right answers from wrong ones"
 NEEDS = ("weights", "facts", "tokens")
 CITE = "yuksekgonul2024attention"
 C = 0.05  # the inverse of the strength of the L1 penalty
@@ -70,9 +70,9 @@ def satisfies(survey: Survey, *, weigh: Weigh = "weights", least: int = 20) -> P
     names = [one.id or str(at) for at, one in enumerate(survey.examples)]
     every = pd.DataFrame({"fact": names, "answer": np.where(right, "right", "wrong")})
     told = every.iloc[test].reset_index(drop=True).assign(**scores)
-    labels = ["right answers" if one > 0 else "wrong answers" if one < 0 else "" for one in weights]
+    labels = ["right" if one > 0 else "wrong" if one < 0 else "" for one in weights]
     return Probed(
-        "satisfies", "", tabled(survey.index, weights[None], labels),
+        "satisfies", "weight in the regression", tabled(survey.index, weights[None], labels),
         _sentence(table, int(np.count_nonzero(weights)), len(weights), int(right.sum()), len(right)),
         {"auroc": table, "facts": told, "learned on": every.iloc[learn].reset_index(drop=True)},
         {"right or wrong": {
