@@ -27,7 +27,7 @@ from regard.attention.lookalikes import Trembling
 from regard.attention.sharding import shards_of
 from regard.fingerprints import of_subject
 
-SECONDS = 150  # for a launch, which takes 15 to 40 on two cores
+SECONDS = 240  # for a launch, which takes 40 to 60 on two cores
 NOT_SERVED = ("explain norm", "explain effective")
 
 

@@ -208,8 +208,8 @@ def dropping(modules: Mapping[str, nn.Module], seed: Seed) -> Iterator[None]:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tables hold the same: one that is kept elsewhere (accelerate's offload) comes anew in each pass."""
-    return one.shape == other.shape and torch.equal(one, other)
+    """Whether a parameter holds the same: one that is kept elsewhere (accelerate's offload) comes anew each time."""
+    return isinstance(other, nn.Parameter) and one.shape == other.shape and torch.equal(one, other)
 
 
 def _seeded(seed: Seed, name: str) -> torch.Generator:
