@@ -138,18 +138,13 @@ class Trembling(TorchFunctionMode):
         self.tables, self.seed = tables, seed
         self.sizes = [size * float(one.detach().float().std(correction=0)) for one in tables]
         self.known: dict[tuple[int, int], Tensor] = {}  # table, word → noise
-        self.met: set[int] = set()  # tables that were seen as they are; others are kept elsewhere, and come anew
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") != "embedding":
             return result
         ids, table = (*args, *(kwargs or {}).values())[:2]
-        number = next((at for at, one in enumerate(self.tables) if one is table), None)
-        if number is None:
-            number = next((at for at, one in enumerate(self.tables) if at not in self.met and _alike(one, table)), None)
-        else:
-            self.met.add(number)
+        number = next((at for at, one in enumerate(self.tables) if one is table or _alike(one, table)), None)
         if number is None:
             return result
         words, places = ids.unique(return_inverse=True)
