@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -31,6 +31,7 @@ from regard.attention import running, sharding
 TEXTS = ["the cat sat on the red mat and saw a dog", "a good film", "the big house was so very blue"]
 WORDS = ["[UNK]", "[PAD]", "<s>", *sorted({word for text in TEXTS for word in text.split()} | {"bad", "small", "tree"})]
 Answers = dict[str, Tensor | str]
+Depth = Literal["all", "some", "few"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -61,8 +62,8 @@ def build(
     return path
 
 
-def answers_of(model: Any, *, briefly: bool = False) -> Answers:
-    """By name what trace, explain and intervene give; an error is what it says."""
+def answers_of(model: Any, depth: Depth = "all") -> Answers:
+    """By name what trace, explain and intervene give; an error is what it says. Some, or few, need less time."""
     subject = regard.causal(model.eval(), tokenizer())
     found: Answers = {}
 
@@ -75,8 +76,10 @@ def answers_of(model: Any, *, briefly: bool = False) -> Answers:
 
     _ask_trace(ask, subject)
     _ask_edits(ask, subject)
-    _ask_methods(ask, subject, briefly)
-    if not briefly:
+    _ask_methods(ask, subject, METHODS if depth == "all" else SOME if depth == "some" else FEW)
+    if depth == "some":
+        _ask_gradients_of_edits(ask, subject)
+    if depth == "all":
         _ask_gradients_of_edits(ask, subject)
         _ask_states(ask, subject)
     return found
@@ -122,14 +125,21 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def _ask_methods(ask: Any, subject: Any, briefly: bool) -> None:
+SOME: list[tuple[str, dict[str, Any]]] = [
+    ("rollout", {}), ("grad_rollout", {}), ("attention_gradient", {"matrix": True}), ("raw", {"heads": "max"}),
+    ("integrated", {"per_head": True, "steps": 4}), ("value_zeroing", {}), ("gradient", {}), ("effective", {}),
+]  # fmt: skip
+FEW: list[tuple[str, dict[str, Any]]] = [("effective", {})]
+
+
+def _ask_methods(ask: Any, subject: Any, methods: list[tuple[str, dict[str, Any]]]) -> None:
     def explained(method: str, options: dict[str, Any]) -> Tensor:
         every = regard.explain(subject, TEXTS, method=method, **options)
         return torch.cat([torch.from_numpy(one.scores).double().flatten() for one in every])
 
-    for method, options in [("effective", {})] if briefly else METHODS:
+    for method, options in methods:
         ask(f"explain {method} {options}", lambda method=method, options=options: explained(method, options))
-    if briefly:
+    if methods is not METHODS:
         return
     asked = {"methods": ["raw", "grad_rollout", "gradient"], "examples": 3}
     ask("compare", lambda: torch.tensor(regard.compare(subject, TEXTS, **asked).matrix().to_numpy(dtype=float)))
@@ -276,6 +286,13 @@ def refused(path: Path) -> str:
     return "nothing"
 
 
+def depth_of(name: str, processes: int = 1) -> Depth:
+    """How much a model is asked."""
+    if name.startswith(("eager", "brief")):
+        return "few"
+    return "some" if processes > 2 or name.startswith("double") else "all"
+
+
 def save(folder: Path, name: str, answers: dict[str, Any]) -> None:
     """Numbers and words, of one process."""
     rank = distributed.get_rank()
@@ -295,7 +312,7 @@ def main(folder: Path, paths: list[Path]) -> None:
             continue
         options = {"attn_implementation": "eager"} if path.name.startswith("eager") else {}
         model = AutoModelForCausalLM.from_pretrained(path, tp_plan="auto", dtype="auto", **options)
-        save(folder, path.name, answers_of(model, briefly=path.name.startswith(("eager", "brief"))))
+        save(folder, path.name, answers_of(model, depth_of(path.name, size)))
     if size == 2:
         model = AutoModelForCausalLM.from_pretrained(paths[0], tp_plan="auto")
         save(folder, "shards", asked_of_shards(model, paths[0]))
