@@ -400,3 +400,10 @@ def test_a_method_that_is_not_served_is_refused_by_name(subject):
 
 def test_refusals_are_not_served_errors():
     assert issubclass(NotServed, InputError)
+
+
+def test_no_more_examples_are_shown_than_there_are():
+    subject = regard.pooled(regard.models.toys.decisive())
+    texts = ["so so good so", "the plot is awful", "a dull film", "superb and moving", "so bad", "so good"]
+    found = regard.audit(subject, texts, methods=["raw"], trials=["comprehensiveness"], probes=())
+    assert len(found.exhibits) == 6

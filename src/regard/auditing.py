@@ -167,10 +167,11 @@ def prepared(
     if runner.workers is None and runner.address is None:
         runner = replace(runner, workers=processes(weight(subject.model)))
     cores = torch.get_num_threads() if runner.address is None else 1  # of another machine nothing is known
+    drawn = draw(data, examples, target, seed)
     return Bench(
-        subject, draw(data, examples, target, seed), explained, tried, probes_of(probes), how,
-        batch_size, seed, min(shown, examples), redact, runner, threads or max(1, cores // (runner.workers or 1)),
-        command, lab,
+        subject, drawn, explained, tried, probes_of(probes), how,
+        batch_size, seed, min(shown, len(drawn.examples)), redact, runner,
+        threads or max(1, cores // (runner.workers or 1)), command, lab,
     )  # fmt: skip
 
 
