@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from regard.asked import EXAMPLES, METHODS, PROBES, Asked, checked, probes_of, threads_of
 from regard.attention.running import must_be_subject
@@ -34,11 +33,11 @@ from regard.jobs.plan import EXHIBIT, HEADS, Unit
 from regard.jobs.running import Afar, Failed, Runner, run, runner_of
 from regard.jobs.store import Store
 from regard.lessons import Lab, Planned
-from regard.memory import OVERHEAD, processes, weight
+from regard.memory import OVERHEAD, weight
 from regard.progress import Board
 from regard.recipes import Recipe, described
 from regard.surveying import probed as ask_heads
-from regard.training import settled, threaded
+from regard.training import settled, shared_out, threaded
 from regard.trying import (
     Drawn,
     Hearing,
@@ -106,7 +105,7 @@ def audit(
             for any number of workers, and not for any number of threads.
         runner: where the work is done: "local", or "ray", on a cluster.
         address: of the cluster: "auto", "host:port", "ray://host:port"; None: one is started here, and stopped again.
-        gpus_per_worker: of a cluster; a part of one will do.
+        gpus_per_worker: of a cluster: 1, or a part of one; the model must fit into it.
         timeout: seconds of one chunk of work on a cluster, after which it is given up; None: an hour.
         out: the folder of the run, which can go on after it was stopped; None: nothing is kept.
         resume: go on with the run in that folder.
@@ -164,14 +163,11 @@ def prepared(
     must_count(seed, limit=limit, batch_size=batch_size, threads=threads, shown=shown or None)
     true_or_false("redact", redact)
     examples = limit or EXAMPLES["quick" if trials == "quick" else "other"]
-    if runner.workers is None and runner.address is None:
-        runner = replace(runner, workers=processes(weight(subject.model)))
-    cores = torch.get_num_threads() if runner.address is None else 1  # of another machine nothing is known
+    runner, threads = shared_out(runner, threads, subject.model)
     drawn = draw(data, examples, target, seed)
     return Bench(
         subject, drawn, explained, tried, probes_of(probes), how,
-        batch_size, seed, min(shown, len(drawn.examples)), redact, runner,
-        threads or max(1, cores // (runner.workers or 1)), command, lab,
+        batch_size, seed, min(shown, len(drawn.examples)), redact, runner, threads, command, lab,
     )  # fmt: skip
 
 
@@ -215,7 +211,8 @@ class Bench:
     @property
     def afar(self) -> Afar:
         """How it goes to other machines."""
-        sent = replace(self, subject=fetching(self.subject, self.identity["model"]))
+        gpu = self.runner.gpus_per_worker > 0
+        sent = replace(self, subject=fetching(self.subject, self.identity["model"], gpu=gpu))
         return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
 
     def open(self) -> contextlib.AbstractContextManager[Any]:
@@ -278,12 +275,13 @@ class Bench:
         """Everything that is to run: what heads do, all batches of all trials, then the examples that are shown."""
         batches = [tuple(part.places) for part in self._case.parts()]
         cut = [key for key in self.called[0] if not trains(key[0])]
-        tried = [self._unit(name, title, places) for name, title in cut for places in batches]
+        tried = [self.unit(name, title, places) for name, title in cut for places in batches]
         lots = np.random.default_rng(self.seed).permutation(len(self.drawn.examples))[:MOST_PROBED]
-        first = [self._unit(HEADS, None, tuple(np.sort(lots).tolist()))] if self.probes else []
-        return [*first, *tried, *(self._unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
+        first = [self.unit(HEADS, None, tuple(np.sort(lots).tolist()))] if self.probes else []
+        return [*first, *tried, *(self.unit(EXHIBIT, None, (number,)) for number in range(self.shown))]
 
-    def _unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
+    def unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
+        """A batch of a trial, an example that is shown, or the examples that heads are looked at with."""
         asked, explained = self.identity["options"], self.identity["options"]["methods"]
         given = {name: self.identity[name] for name in ("model", "data", "versions")}
         given |= {name: asked[name] for name in ("target", "how", "seed", "redact", "threads")}
@@ -305,8 +303,6 @@ class Bench:
         if isinstance(given, Unit):
             self.look()
             (given,) = self.packed([given])
-        elif self.runner.gpus_per_worker:
-            self.subject.model.to("cuda")  # a worker's own
         examples = cast("tuple[Example, ...]", given.examples)
         return replace(self, drawn=replace(self.drawn, examples=examples, target=given.target))._done(given.unit)
 

@@ -195,8 +195,9 @@ class Case:
                     blocks.append(_frame(rows))
                     rows = {}
         blocks += [_frame(rows)] if rows or not blocks else []
-        values = blocks[0] if len(blocks) == 1 else pd.concat(blocks).infer_objects().sort_index()
-        values = values.reset_index(drop=True)
+        values = blocks[0] if len(blocks) == 1 else pd.concat(blocks).infer_objects()
+        blocks.clear()  # before they are copied once more
+        values = values.sort_index().reset_index(drop=True)
         values.attrs |= {"alone": alone, "notes": notes}
         return values, failed
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from regard.attention.running import batch_of, must_be_subject
@@ -24,7 +23,7 @@ from regard.jobs.running import Afar, Failed, Runner, run, runner_of
 from regard.measures import kendall
 from regard.memory import OVERHEAD, weight
 from regard.progress import Counter
-from regard.training import fit_planted, inputs_of, predict, threaded
+from regard.training import fit_planted, inputs_of, predict, shared_out, threaded
 from regard.types import Batch, Features, How, Of, Subject, Targets
 from regard.wording import on_words, truth_on
 
@@ -44,10 +43,12 @@ def compare(
     bins: Sequence[float] = BINS,
     batch_size: int = 32,
     seed: int = 0,
-    workers: int = 1,
+    workers: int | None = 1,
     threads: int | None = None,
     runner: str = "local",
     address: str | None = None,
+    gpus_per_worker: float = 0.0,
+    timeout: float | None = None,
 ) -> Comparison:
     """Put methods side by side on the same examples: do they agree, and does what they point at matter?
 
@@ -65,11 +66,14 @@ def compare(
         bins: the shares of words that are removed; ERASER's unless you say so.
         batch_size: how many examples run together.
         seed: of what is drawn: examples, ties, controls, intervals.
-        workers: how many processes share the work; each holds the model.
+        workers: how many processes share the work; each holds the model. None: as many as there are cores, if they
+            fit into memory.
         threads: of each process; None: this machine's cores shared among workers. Results are the same to the last bit
             for any number of workers, and not for any number of threads.
         runner: where the work is done: "local", or "ray", on a cluster.
         address: of the cluster, as in `audit`.
+        gpus_per_worker: of a cluster: 1, or a part of one.
+        timeout: seconds of a batch on a cluster.
 
     Example::
 
@@ -79,6 +83,8 @@ def compare(
         found.to_html("comparison.html")
     """
     must_be_subject(subject)
+    where = runner_of(runner, workers=workers, address=address, gpus_per_worker=gpus_per_worker, timeout=timeout)
+    where, threads = shared_out(where, threads and at_least_one("threads", threads), subject.model)
     at_least_one("examples", examples)
     at_least_one("batch_size", batch_size)
     if not bins or any(not 0 < share <= 1 for share in bins):
@@ -90,11 +96,8 @@ def compare(
     for name, whys in (adopted or {}).items():
         if len(whys) != len(chosen):
             raise InputError(f"adopted[{name!r}] has {len(whys)} explanations for {len(chosen)} examples.")
-    where = runner_of(runner, workers=workers, address=address)
-    if threads is None:
-        threads = max(1, torch.get_num_threads() // workers)
     asked = _asked(methods, adopted or {})
-    work = _Work(subject, asked, target, how, tuple(bins), seed, at_least_one("threads", threads))
+    work = _Work(subject, asked, target, how, tuple(bins), seed, threads, gpus_per_worker > 0)
     some = [_Some(start, tuple(chosen[start : start + batch_size]),
                   {name: tuple(whys[start : start + batch_size]) for name, whys in (adopted or {}).items()})
             for start in range(0, len(chosen), batch_size)]  # fmt: skip
@@ -190,6 +193,7 @@ class _Work:
     bins: tuple[float, ...]
     seed: int
     threads: int
+    gpu: bool
 
     def __call__(self, some: _Some) -> tuple[dict[str, Any], dict[str, Any]]:
         """What was found out about a batch, as "found"."""
@@ -203,7 +207,7 @@ class _Work:
     @property
     def afar(self) -> Afar:
         """How it goes to other machines."""
-        sent = replace(self, subject=fetching(self.subject, of_subject(self.subject)))
+        sent = replace(self, subject=fetching(self.subject, of_subject(self.subject), gpu=self.gpu))
         return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
 
 

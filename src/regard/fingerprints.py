@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 
@@ -52,27 +53,31 @@ class Fetched:
         make: makes it.
         of: takes its fingerprint.
         here: the fingerprint that it has here.
+        gpu: its model works on the GPU that a worker is given.
     """
 
     make: Callable[[], Any]
     of: Callable[[Any], Any]
     here: Any
+    gpu: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return fetched, (self.make, self.of, self.here)
+        return fetched, (self.make, self.of, self.here, self.gpu)
 
 
-def fetching(subject: Any, known: Mapping[str, Any]) -> Any:
+def fetching(subject: Any, known: Mapping[str, Any], *, gpu: bool = False) -> Any:
     """How a subject with this fingerprint goes to other machines: what came from a path is loaded from there."""
     load = getattr(subject, "reopen", None)
-    return Fetched(load, of_subject, known) if load else subject
+    return Fetched(load or partial(copy, subject), of_subject, known, gpu) if load or gpu else subject
 
 
-def fetched(make: Callable[[], Any], of: Callable[[Any], Any], here: Any) -> Any:
+def fetched(make: Callable[[], Any], of: Callable[[Any], Any], here: Any, gpu: bool) -> Any:
     """What is made, if it is the same as elsewhere."""
     made = make()
     if changes := differences({"model": here}, {"model": of(made)}):
         raise WorkerDiffers(f"the model is another one there ({'; '.join(changes)}). Copy it there, or save it anew.")
+    if gpu:
+        made.model.to("cuda")
     return made
 
 

@@ -1,22 +1,67 @@
-"""What an audit would run, and roughly what it takes."""
+"""What an audit would run, and roughly what it takes: costs that are fitted to a few batches of each trial."""
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.optimize import nnls
 
-from regard.auditing import Bench
-from regard.jobs.plan import EXHIBIT
+from regard.auditing import FACTS, Bench
+from regard.jobs.plan import EXHIBIT, Unit
+from regard.jobs.store import Store
 from regard.lessons import Planned
 from regard.memory import peak
 from regard.progress import Counter
+from regard.training import length_of
 from regard.trying import trains
 
-PROBED = 8  # examples of a probe
+# Batches that are tried: so many examples, and how many of all are shorter. The first is tried twice and counted once,
+# as what runs for the first time takes longer.
+PROBES = ((2, 0.5), (8, 0.5), (4, 0.9))
+# Measured by benchmarks/cluster.py: seconds until others work, too; and of judging, for each example of a finding.
+START = {"local": 7.0, "ray": 12.0}
+JUDGING = 6e-5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a unit takes: seconds = batch · batches + Σ over examples (letter · length + square · length²)."""
+
+    batch: float
+    letter: float
+    square: float
+
+    @classmethod
+    def fitted(cls, seen: Sequence[tuple[ArrayLike, float]]) -> Cost:
+        """From the lengths of the examples of some batches and the seconds of each: least squares of relative errors.
+
+        Nothing is negative: a unit takes no less for being longer.
+        """
+        rows = np.array([cls._terms(lengths, 1) / max(seconds, 1e-6) for lengths, seconds in seen])
+        scale = rows.max(0)  # or the squares would drown the rest
+        found, _ = nnls(rows / scale, np.ones(len(rows)))
+        return cls(*(found / scale).tolist())
+
+    def seconds(self, lengths: ArrayLike, batches: int = 1) -> float:
+        """Of examples of these lengths, in so many batches."""
+        return float(self._terms(lengths, batches) @ (self.batch, self.letter, self.square))
+
+    @staticmethod
+    def _terms(lengths: ArrayLike, batches: int) -> Any:
+        some = np.asarray(lengths, dtype=np.float64) + 1
+        return np.array([batches, some.sum(), (some**2).sum()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +69,11 @@ class Foresight:
     """What an audit would run, and roughly what it takes. Made by `foresee`.
 
     Args:
-        jobs: a row for each trial and explanation: "trial", "method", "units", "examples", "seconds".
+        jobs: a row for each trial and explanation: "trial", "method", "units", "examples", "seconds" (of one worker).
         refused: what cannot run: "trial", "method" and "why".
-        seconds: of all of it.
+        seconds: of all of it, with so many workers.
+        workers: how many of them work at the same time.
+        driver: seconds of each unit that the process that asks takes: it hands over, and keeps what comes back.
         memory: bytes of this process at its peak, and of each worker.
         disk: bytes of what is kept.
         steps: seconds of a step, by the part of the audit that it belongs to.
@@ -35,48 +82,126 @@ class Foresight:
     jobs: pd.DataFrame
     refused: pd.DataFrame
     seconds: float
+    workers: int
+    driver: float
     memory: int
     disk: int
     steps: dict[str, float]
 
 
 def foresee(bench: Bench) -> Foresight:
-    """Try a few examples of each trial, and reckon what all of them take.
+    """Try a few batches of each trial here, and reckon what all of them take, wherever they run."""
+    lengths = np.array([length_of(one) for one in bench.drawn.examples])
+    tried = _tried(bench, lengths)
+    groups: dict[tuple[str, str | None], list[Unit]] = {}
+    for unit in bench.units:
+        groups.setdefault((unit.task, unit.method), []).append(unit)
+    costs = {
+        unit.id: tried.costs[key].seconds(lengths[[*unit.places]], -(-len(unit.places) // bench.batch_size))
+        for key, units in groups.items()
+        for unit in units
+    }
+    rows = [
+        {"part": units[0].part, "trial": task, "method": title, "units": len(units),
+         "examples": bench.shown if task == EXHIBIT else len(lengths), "seconds": sum(costs[one.id] for one in units)}
+        for (task, title), units in groups.items()
+    ]  # fmt: skip
+    trained = _trainings(bench)
+    steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows + trained}
+    jobs = pd.DataFrame(rows + trained)[["trial", "method", "units", "examples", "seconds"]]
+    there: Any = {"workers": _at_once(bench), "start": START[bench.runner.kind]}
+    seconds = wall(
+        [sum(costs[unit.id] for unit in chunk) for chunk in bench.chunks(set())], **there,
+        beside=bench.runner.kind == "local", driver=tried.driver * len(bench.units),
+    )  # fmt: skip
+    lessons = [row["seconds"] / row["units"] for row in trained for _ in range(row["units"])]
+    seconds += wall(lessons, **there, beside=False) + JUDGING * len(lengths) * len(bench.called[0])
+    disk = sum(tried.sizes[unit.task, unit.method] * len(unit.places) for unit in bench.units)
+    refused = pd.DataFrame(bench.called[1])
+    return Foresight(jobs, refused, seconds, there["workers"], tried.driver, peak(), int(disk), steps)
 
-    Examples of middle length are tried, in one batch; time goes with their number.
+
+def wall(costs: Iterable[float], workers: int, *, start: float, beside: bool, driver: float = 0.0) -> float:
+    """Seconds until all chunks are done: each goes, in their order, to whoever is free first.
+
+    Args:
+        costs: seconds of each chunk.
+        workers: how many work at the same time.
+        start: seconds until those work that are not there yet.
+        beside: this process works, too, and at once.
+        driver: seconds that it takes for handing over and keeping; meanwhile others work, but it does not.
+
+    Example:
+        >>> wall([3, 1, 1, 1], 2, start=0, beside=True)
+        3.0
+        >>> wall([1] * 100, 64, start=10, beside=False, driver=60.0)  # it cannot keep what so many hand over
+        70.0
     """
-    drawn = bench.drawn
-    middle = sorted(drawn.examples, key=lambda one: len(str(one.input)))[len(drawn.examples) // 2 :][:PROBED]
-    some = replace(drawn, examples=tuple(middle), target=None if isinstance(drawn.target, list) else drawn.target)
-    small = replace(bench, drawn=some, batch_size=PROBED, shown=min(1, bench.shown), shelf={})
-    times = len(drawn.examples) / len(middle)
-    rows: list[dict[str, Any]] = []
-    disk = 0.0
-    refused = small.called[1]
-    with Counter("a probe of each trial", len(small.units)) as counter:
-        for unit in small.units:
-            began = time.monotonic()
-            record, arrays = small(unit)
-            share = bench.shown if unit.task == EXHIBIT else times
-            disk += share * (len(json.dumps(record)) + sum(one.nbytes for one in arrays.values()))
-            rows.append(
-                {
-                    "part": unit.part,
-                    "trial": unit.task,
-                    "method": unit.method,
-                    "seconds": share * (time.monotonic() - began),
-                }
-            )
-            counter.advance()
-    for row in rows:
-        row["units"] = sum((unit.task, unit.method) == (row["trial"], row["method"]) for unit in bench.units)
-        row["examples"] = bench.shown if row["trial"] == EXHIBIT else len(drawn.examples)
-    rows += _trainings(bench)
-    steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows}
-    jobs = pd.DataFrame(rows)[["trial", "method", "units", "examples", "seconds"]]
-    return Foresight(
-        jobs, pd.DataFrame(refused), jobs["seconds"].sum() / (bench.runner.workers or 1), peak(), int(disk), steps
-    )
+    free = [0.0 if beside and not number else start for number in range(workers)]
+    end = 0.0
+    for cost in costs:
+        done = free[0] + cost
+        end = max(end, done)
+        heapreplace(free, done)
+    return end + driver / workers if beside else max(end, start + driver) if end else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """What was seen of a few batches, by trial and explanation."""
+
+    costs: dict[tuple[str, str | None], Cost]
+    sizes: dict[tuple[str, str | None], float]  # bytes of an example
+    driver: float  # seconds of a unit
+
+
+def _tried(bench: Bench, lengths: Any) -> _Tried:
+    """Run the probes of each trial, in the order in which chunks run, so that explanations share what they share."""
+    order = np.argsort(lengths, kind="stable")
+    batches = [_among(order, count, share) for count, share in (PROBES[0], *PROBES)]
+    tasks: dict[str, list[str | None]] = {}
+    for unit in bench.units:
+        if unit.method not in tasks.setdefault(unit.task, []):
+            tasks[unit.task].append(unit.method)
+    seen: dict[tuple[str, str | None], list[tuple[Any, float]]] = {}
+    sizes: dict[tuple[str, str | None], float] = {}
+    kept: list[float] = []
+    with (
+        Counter("a probe of each trial", len(batches) * sum(map(len, tasks.values()))) as counter,
+        tempfile.TemporaryDirectory(prefix="regard-") as folder,
+        Store.open(Path(folder), {"identity": {}}, resume=False) as store,
+    ):
+        for task, titles in tasks.items():
+            for number, places in enumerate(batches):
+                for title in titles:
+                    unit = bench.unit(task, title, places[:1] if task == EXHIBIT else places)
+                    began = time.monotonic()
+                    record, arrays = bench(unit)
+                    if number:
+                        seen.setdefault((task, title), []).append((lengths[[*unit.places]], time.monotonic() - began))
+                        size = len(json.dumps(record)) + sum(one.nbytes for one in arrays.values())
+                        sizes[task, title] = size / len(unit.places)
+                        began = time.monotonic()
+                        pickle.dumps(bench.packed([unit]))
+                        store.add(f"{unit.id}-{number}", record, arrays)
+                        kept.append(time.monotonic() - began)
+                    counter.advance()
+    for key in [key for key in bench.shelf if key[0] not in FACTS]:
+        del bench.shelf[key]  # of the probes
+    costs = {key: Cost.fitted(some) for key, some in seen.items()}
+    return _Tried(costs, sizes, float(np.median(kept)) if kept else 0.0)
+
+
+def _among(order: Any, count: int, share: float) -> tuple[int, ...]:
+    """So many neighbours in an order, around a share of it."""
+    start = min(max(0, round(share * len(order)) - count // 2), max(0, len(order) - count))
+    return tuple(order[start : start + count].tolist())
+
+
+def _at_once(bench: Bench) -> int:
+    """How many workers work at the same time: no more than this machine has cores for; of another nothing is known."""
+    asked = bench.runner.workers or 1
+    return asked if bench.runner.address else min(asked, max(1, (os.cpu_count() or 1) // bench.threads))
 
 
 def _trainings(bench: Bench) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from regard.checkpointing import Memory
 from regard.data import Dataset, Example
 from regard.data.planted import Planted, plant
 from regard.errors import EmptyInput, InputError, NonFinite, NotServed, OptionError, WrongTarget, at_least_one
+from regard.jobs.running import Runner
+from regard.memory import processes, weight
 from regard.progress import Counter
 from regard.types import Batch, Subject
 
@@ -31,6 +33,14 @@ UNDECIDED = 0.2  # share of a planted training set without a cause: a model that
 LOOKAHEAD = 16  # batches whose examples are sorted by length among themselves
 PROBED = 3  # examples that tell which attention there is; few, so that they are hardly as many as heads
 AT_ONCE = 64  # examples that are run together where nothing is learned
+
+
+def shared_out(runner: Runner, threads: int | None, model: Any) -> tuple[Runner, int]:
+    """Where units of a model run, and how many threads each process has, where nobody said."""
+    if runner.workers is None and runner.address is None:
+        runner = replace(runner, workers=processes(weight(model)))
+    cores = torch.get_num_threads() if runner.address is None else 1  # of another machine nothing is known
+    return runner, threads or max(1, cores // (runner.workers or 1))
 
 
 @contextmanager

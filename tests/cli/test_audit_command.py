@@ -71,14 +71,14 @@ def test_a_dry_run_tells_and_writes_nothing(call, planted_folder, tmp_path, monk
     assert all(told[name] > 0 for name in ("seconds", "memory", "disk"))
     assert not (tmp_path / "runs").exists()
     jobs, refused = pd.DataFrame(told["jobs"]), pd.DataFrame([{"trial": "fresh", "method": None, "why": "no."}])
-    show_foresight(Foresight(jobs, refused, 75.0, 2_000_000_000, 12_345, {}))
+    show_foresight(Foresight(jobs, refused, 75.0, 2, 0.01, 2_000_000_000, 12_345, {}))
     said = " ".join(capsys.readouterr().out.split())
     for words in (
-        "trial method jobs examples about",
+        "trial method jobs examples work",
         "permutation – 1 8 0:",
         "examples to show – ",
         "refused fresh: no.",
-        "about 1:15, 2.0 GB",
+        "about 1:15 with 2 workers as fast as this machine, 2.0 GB of memory each",
     ):
         assert words in said
 

@@ -219,15 +219,16 @@ def test_the_command_line_runs_on_a_cluster(nodes, two, planted_folder, tmp_path
 
 
 def test_a_run_that_lost_its_machines_goes_on_here(nodes, two, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "PATIENCE", 3.0)
     slow, kept = regard.pooled(toys.decisive(), tokenize=Slow(0.05)), []  # workers outlive their node for a moment
     add = Store.add
 
     def adding(store, job, *result):
         add(store, job, *result)
         kept.append(job)
-        for node in two if len(kept) == 2 else ():
-            nodes.kill(node)
+        if len(kept) == 2:
+            monkeypatch.setattr(runner, "PATIENCE", 3.0)
+            for node in two:
+                nodes.kill(node)
 
     monkeypatch.setattr(Store, "add", adding)
     with pytest.raises(WorkerDied, match="no machine has had room.*What was finished is kept: go on with --resume"):
@@ -358,12 +359,14 @@ def test_a_driver_that_is_killed_or_stopped_leaves_nobody_behind_and_goes_on_her
                 assert driver.poll() is None, driver.stderr.read().decode()[-2000:]
                 assert time.monotonic() < until
                 time.sleep(0.01)
+            driver.send_signal(signal.SIGSTOP)  # or it might be done before all processes are looked at
             there = {what: Path(f"/proc/{one}/environ").read_text() for one, what in alive(mark).items()}
             (told,) = [given for what, given in there.items() if "raylet/raylet" in what]  # it has started a cluster
             assert "RAY_USAGE_STATS_ENABLED=0" in told
             assert "RAY_AUTH_MODE=token" in told
             assert all("--disable-frontend" in what for what in there if "dashboard.py" in what)
             driver.send_signal(number)
+            driver.send_signal(signal.SIGCONT)
             driver.communicate(timeout=60)
         until = time.monotonic() + 30
         left = alive(mark)

@@ -80,9 +80,7 @@ def audit(
     how: options.HOW = None,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="How many examples run together.")] = 32,
     workers: options.WORKERS = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of each process; else the cores are shared.")
-    ] = None,
+    threads: options.THREADS = None,
     runner: options.RUNNER = "local",
     address: options.ADDRESS = None,
     gpus_per_worker: options.GPUS = 0.0,
@@ -225,7 +223,8 @@ def _foretell(bench: Bench, *, json: bool, dry_run: bool) -> Foresight:
 
     found = foresee(bench)
     if dry_run and json:
-        plain = {"seconds": round(found.seconds, 1), "memory": found.memory, "disk": found.disk}
+        plain = {"seconds": round(found.seconds, 1), "workers": found.workers, "driver": round(found.driver, 5),
+                 "memory": found.memory, "disk": found.disk}  # fmt: skip
         tables = {name: getattr(found, name).astype(object) for name in ("jobs", "refused")}
         rows = {name: table.where(table.notna(), None).to_dict(orient="records") for name, table in tables.items()}
         print_json(plain | rows)

@@ -33,7 +33,7 @@ defaults, in this order.
 Examples:
 
 * `regard audit --model path/to/classifier --data reviews.csv --html report.html`
-* `regard audit --model path/to/classifier --data reviews.csv --trials all --dry-run`
+* `regard audit --model path/to/classifier --data reviews.csv --trials all --dry-run --workers 2`
 * `regard audit --model path/to/classifier --data reviews.csv --methods rollout,gradient:norm=l2 --trials agreement`
 * `regard audit --model path/to/classifier --data reviews.csv --require consistent,causal --json > findings.json`
 * `regard audit --recipe fine_tune --model path/to/encoder --data reviews.csv --trials all`
@@ -129,6 +129,7 @@ Examples:
 * `regard compare --model path/to/classifier --data posts.jsonl --method rollout --method leave_one_out`
 * `regard compare --model path/to/classifier --data reviews.csv --method gradient:norm=l2,through_attention=false`
 * `regard compare --planted shortcut`
+* `regard compare --model /shared/classifier --data reviews.csv --limit 2000 --runner ray --address auto`
 """
 TRIAL_HELP = """Put attention on trial, on your model and data: a claim that can be false, with interval and reference.
 

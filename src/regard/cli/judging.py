@@ -21,7 +21,7 @@ from regard.cli.shared import (
     unlogged,
     wake,
 )
-from regard.errors import must_know
+from regard.errors import InputError, must_know
 from regard.progress import Counter
 
 
@@ -40,6 +40,12 @@ def compare(
     on_bad: options.ON_BAD = "raise",
     seed: options.SEED = 0,
     html: options.PAGE = None,
+    workers: options.WORKERS = None,
+    threads: options.THREADS = None,
+    runner: options.RUNNER = "local",
+    address: options.ADDRESS = None,
+    gpus_per_worker: options.GPUS = 0.0,
+    timeout: options.TIMEOUT = None,
     over_limit: options.OVER_LIMIT = "error",
     trust_remote_code: options.TRUST = False,
     json: options.JSON = False,
@@ -47,6 +53,13 @@ def compare(
     """Put methods side by side."""
     must_name(model, data, planted)
     must_end_in(".html", "html", html)
+    where: Any = {"address": address, "gpus_per_worker": gpus_per_worker, "timeout": timeout,
+                  "workers": workers or (1 if trust_remote_code and runner == "local" else None)}  # fmt: skip
+    from regard.jobs.running import runner_of
+
+    runner_of(runner, **where)  # before anything is loaded
+    if planted is not None and (workers or runner != "local"):
+        raise InputError("--planted trains one small model and compares here: leave --workers and --runner out.")
     chosen = None if methods is None else several(methods)
     for name, _ in chosen or ():
         must_know("method", name, known("methods"))
@@ -63,9 +76,9 @@ def compare(
         subject, wanted = asked_of(model, target, similar_to, over_limit, trust_remote_code)
         from regard.comparing import compare as compare_them
 
-        asked: Any = {"methods": chosen, "examples": limit, "how": how, "seed": seed}
+        asked: Any = {"methods": chosen, "examples": limit, "how": how, "seed": seed, "threads": threads}
         with Counter("comparing", None):
-            found = compare_them(subject, read_from, target=wanted, **asked)
+            found = compare_them(subject, read_from, target=wanted, runner=runner, **asked, **where)
     from regard.cli.consoles import print_json, tell_written
     from regard.cli.showing import show_comparison
 

@@ -158,3 +158,4 @@ TIMEOUT = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="After which a batch on Ray is given up and tried again; else an hour."),
 ]
+THREADS = Annotated[int | None, typer.Option(metavar="N", min=1, help="Of each process; else the cores are shared.")]

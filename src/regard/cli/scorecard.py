@@ -100,7 +100,8 @@ def foreseen(found: Foresight) -> str:
     refused = f"; {len(found.refused)} refused" if len(found.refused) else ""
     return (
         f"{about} on {jobs['examples'].max()} examples, {_counted(int(found.jobs['units'].sum()), 'job')}{refused}: "
-        f"about {clock(found.seconds)}, {_size(found.memory)} of memory, {_size(found.disk)} on disk"
+        f"about {clock(found.seconds)} with {_counted(found.workers, 'worker')} as fast as this machine, "
+        f"{_size(found.memory)} of memory each, {_size(found.disk)} on disk"
     )
 
 
@@ -109,7 +110,7 @@ def show_foresight(found: Foresight) -> None:
     jobs = found.jobs.assign(
         trial=found.jobs["trial"].replace(PARTS),
         method=found.jobs["method"].fillna("–"),
-        about=[clock(one) for one in found.jobs["seconds"]],
+        work=[clock(one) for one in found.jobs["seconds"]],
     )
     print_frame(jobs.drop(columns="seconds").rename(columns={"units": "jobs"}))
     _show_refused(found.refused.to_dict(orient="records"))

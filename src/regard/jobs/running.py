@@ -29,7 +29,7 @@ class Runner:
         kind: "local": processes of this machine; "ray": those of a cluster.
         workers: how many of them; None: as many as there is room for.
         address: of the cluster: "auto", "host:port" or "ray://host:port"; None: one is started here, and stopped again.
-        gpus_per_worker: of a cluster; a part of one will do.
+        gpus_per_worker: of a cluster: 1, or a part of one.
         timeout: seconds of one chunk, after which it hangs; None: an hour, and for a training a day.
     """
 
@@ -85,7 +85,11 @@ def runner_of(
     choose("runner", kind, ("local", "ray"))
     if workers is not None:
         at_least_one("workers", workers)
-    within("gpus_per_worker", gpus_per_worker, 0, float("inf"), ends="[)")
+    if within("gpus_per_worker", gpus_per_worker, 0, float("inf"), ends="[)") > 1:
+        raise OptionError(
+            f"gpus_per_worker={gpus_per_worker!r}: a worker holds the model on one GPU, or on a part of it. Pass 1 at "
+            "most; for a model that does not fit one, device_map spreads it (docs/scale.md)."
+        )
     if timeout is not None:
         within("timeout", timeout, 0, float("inf"), ends="()")
     if kind == "local":

@@ -8,6 +8,7 @@ no line of another run and no file under another's name passes for the right one
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,32 +204,34 @@ class Store:
         path = self.folder / RECORDS
         self._records = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         sync_folder(self.folder)
-        data = path.read_bytes()
-        end = data.rfind(b"\n") + 1
-        if end < len(data):
-            os.ftruncate(self._records, end)
-            os.fsync(self._records)
-        kept: list[dict[str, Any]] = []
-        wrong, number = [], 0
-        for place, line in enumerate(BytesIO(data[:end]), 1):
-            entry, number = unseal(line, salt=self._salt), number + 1
-            if entry is None:
-                wrong.append(f"line {place}")
-                continue
-            arrays = _arrays_path(self.folder, entry["job"])
-            whole = entry["arrays"] is None or _digest_of(arrays) == entry["arrays"]
-            if not whole or entry["number"] != number:  # lines that were lost or moved leave gaps in the numbers
-                wrong.append(f"line {place}" + f" (its arrays in {arrays.name})" * (not whole))
-            number = entry["number"]
-            if whole and entry["job"] not in self._places:
-                kept.append(entry)
-                self._place(entry["job"], line, entry["arrays"])
+        wrong, number, end = [], 0, 0
+        with path.open("rb") as file:  # line by line: there may be more of them than memory
+            for place, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._records, end)
+                    os.fsync(self._records)
+                    break
+                start, end = end, end + len(line)
+                entry, number = unseal(line, salt=self._salt), number + 1
+                if entry is None:
+                    wrong.append(f"line {place}")
+                    continue
+                arrays = _arrays_path(self.folder, entry["job"])
+                whole = entry["arrays"] is None or _digest_of(arrays) == entry["arrays"]
+                if not whole or entry["number"] != number:  # lines that were lost or moved leave gaps in the numbers
+                    wrong.append(f"line {place}" + f" (its arrays in {arrays.name})" * (not whole))
+                number = entry["number"]
+                if whole and entry["job"] not in self._places:
+                    self._places[entry["job"]] = _Place(start, len(line), entry["arrays"])
+        self._end = end
         if wrong:
-            self._mend(data, kept, wrong)
+            self._mend(wrong)
 
-    def _mend(self, data: bytes, kept: list[dict[str, Any]], wrong: list[str]) -> None:
+    def _mend(self, wrong: list[str]) -> None:
         """Set a damaged file aside and write a new one that holds what is whole."""
         path = self.folder / RECORDS
+        data = path.read_bytes()
+        kept = [json.loads(data[one.start : one.start + one.length]) for one in self._places.values()]
         asides = (self.folder / f"records.damaged-{number}.jsonl" for number in count(1))
         aside = next(one for one in asides if not one.exists())
         write_whole(aside, data)
@@ -316,7 +318,10 @@ def _damaged(path: Path) -> StoreError:
 
 
 def _digest_of(path: Path) -> str | None:
-    return digest(path.read_bytes()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differences(was: Any, now: Any, name: str = "") -> list[str]:
