@@ -40,6 +40,14 @@ def test_json_and_options_of_methods(planted_folder):
     assert found["settings"]["how"] == "mask"
 
 
+def test_processes_do_not_matter(planted_folder):
+    given = ["--model", planted_folder, "--data", planted_folder / "data.jsonl", *METHODS, "--json", "--threads", 1]
+    one, two = (run(*given, "--workers", workers) for workers in (1, 2))
+    assert one.exit_code == two.exit_code == 0, two.output
+    assert one.stdout == two.stdout
+    assert len(json.loads(one.stdout)["league"]) == 3
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -49,6 +57,10 @@ def test_json_and_options_of_methods(planted_folder):
         (["--planted", "keyword", "--method", "rolout"], "Did you mean 'rollout'"),
         (["--planted", "keyword", "--html", "page.txt"], "must end in .html"),
         (["--model", "x", "--data", "nowhere.csv"], "nowhere.csv"),
+        (["--planted", "keyword", "--workers", "2"], "leave --workers and --runner out"),
+        (["--planted", "keyword", "--runner", "spark"], "runner='spark' is not known"),
+        (["--planted", "keyword", "--address", "head:6379"], "Pass runner='ray' with it"),
+        (["--planted", "keyword", "--runner", "ray", "--gpus-per-worker", "2"], "holds the model on one GPU"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(args, said, monkeypatch, capsys):

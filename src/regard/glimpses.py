@@ -204,6 +204,13 @@ class Survey(Case):
         return sums.means()
 
 
+def halves(survey: Survey) -> tuple[list[int], list[int]]:
+    """The places of the examples to choose on, and of those to score on; by lot."""
+    order = np.random.default_rng(survey.seed).permutation(len(survey.examples)).tolist()
+    half = len(order) // 2
+    return sorted(order[:half]), sorted(order[half:])
+
+
 @dataclass(eq=False)
 class Sums:
     """What is added up, batch by batch: ``(1 + draw, …)``, and how often it was defined."""

@@ -18,13 +18,6 @@ from regard.progress import Counter
 LEVEL = 0.95
 
 
-def halves(survey: Survey) -> tuple[list[int], list[int]]:
-    """The places of the examples to choose on, and of those to score on; by lot."""
-    order = np.random.default_rng(survey.seed).permutation(len(survey.examples)).tolist()
-    half = len(order) // 2
-    return sorted(order[:half]), sorted(order[half:])
-
-
 def traces(survey: Survey, places: list[int], what: str) -> Iterator[tuple[list[int], list[Example], Trace]]:
     """Some examples in batches: their places, they, and their trace."""
     with Counter(what, len(places)) as counter:

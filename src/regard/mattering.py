@@ -16,7 +16,7 @@ from regard.attention.edits import Edit, Place
 from regard.attention.integrating import Rule, integral
 from regard.data import Example
 from regard.errors import NotServed, choose
-from regard.glimpses import Array, Loss, Survey
+from regard.glimpses import Array, Loss, Survey, halves
 from regard.training import fits
 from regard.types import Batch, Targets
 
@@ -188,7 +188,7 @@ def losses(loss: Loss, whole: Tensor, examples: Sequence[Example]) -> Callable[[
     return lost
 
 
-def halves(survey: Survey, what: str) -> tuple[Survey, Survey]:
+def two_surveys(survey: Survey, what: str) -> tuple[Survey, Survey]:
     """The examples in two halves, by lot: on one heads are chosen, on the other they are judged."""
     count = len(survey.examples)
     if count < 4:
@@ -196,10 +196,8 @@ def halves(survey: Survey, what: str) -> tuple[Survey, Survey]:
             f"{what}: heads are chosen on one half of the examples and judged on the other, and {count} are too few. "
             "Pass 4 or more."
         )
-    order = np.random.default_rng(survey.seed).permutation(count)
     first, second = (
-        replace(survey, examples=tuple(survey.examples[place] for place in sorted(some)))
-        for some in (order[: count // 2], order[count // 2 :])
+        replace(survey, examples=tuple(survey.examples[place] for place in some)) for some in halves(survey)
     )
     return first, second
 

@@ -37,9 +37,9 @@ AT_ONCE = 64  # examples that are run together where nothing is learned
 
 def shared_out(runner: Runner, threads: int | None, model: Any) -> tuple[Runner, int]:
     """Where units of a model run, and how many threads each process has, where nobody said."""
-    if runner.workers is None and runner.address is None:
+    if runner.workers is None and runner.kind == "local":
         runner = replace(runner, workers=processes(weight(model)))
-    cores = torch.get_num_threads() if runner.address is None else 1  # of another machine nothing is known
+    cores = torch.get_num_threads() if runner.workers and runner.address is None else 1  # of others nothing is known
     return runner, threads or max(1, cores // (runner.workers or 1))
 
 

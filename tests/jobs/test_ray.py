@@ -218,6 +218,31 @@ def test_the_command_line_runs_on_a_cluster(nodes, two, planted_folder, tmp_path
     assert found_in(tmp_path / "here") == found_in(tmp_path / "there")
 
 
+def test_a_comparison_runs_on_a_cluster(nodes, two, planted_folder):
+    given = ["compare", "--model", planted_folder, "--data", planted_folder / "data.jsonl", "--method", "rollout",
+             "--json", "--threads", 1]  # fmt: skip
+    there = ["--runner", "ray", "--address", nodes.address, "--workers", 2]
+    one, other = (CliRunner().invoke(app, [*map(str, [*given, *more])]) for more in (["--workers", 1], there))
+    assert one.exit_code == other.exit_code == 0, other.output
+    assert one.stdout == other.stdout
+    assert [row["method"] for row in json.loads(one.stdout)["league"]] == ["rollout", "random"]
+
+
+def test_models_go_to_the_gpu_of_their_worker(nodes, saved):
+    """There is none on this machine: it is asked for where Ray has one and torch has not."""
+    nodes.exactly(0)
+    node = nodes.add(num_gpus=1)
+    try:
+        for subject in (regard.text(saved), regard.pooled(toys.decisive())):
+            with pytest.raises(InputError, match="cannot work for this machine: .*CUDA"):
+                regard.audit(subject, TEXTS, **on(nodes, gpus_per_worker=0.5))
+            with pytest.raises(InputError, match="cannot work for this machine: .*CUDA"):
+                regard.compare(subject, TEXTS, methods=["raw"], batch_size=8, runner="ray", address=nodes.address,
+                               gpus_per_worker=1)  # fmt: skip
+    finally:
+        nodes.kill(node)
+
+
 def test_a_run_that_lost_its_machines_goes_on_here(nodes, two, tmp_path, monkeypatch):
     slow, kept = regard.pooled(toys.decisive(), tokenize=Slow(0.05)), []  # workers outlive their node for a moment
     add = Store.add
@@ -416,6 +441,7 @@ def test_an_address_where_ray_is_not(listener, says, monkeypatch):
         ({"runner": "ray", "address": "no.such.host.invalid:6379"}, "does not answer"),
         ({"runner": "ray", "workers": 0}, "workers=0"),
         ({"runner": "ray", "gpus_per_worker": -1}, "gpus_per_worker=-1"),
+        ({"runner": "ray", "gpus_per_worker": 2}, "gpus_per_worker=2: a worker holds the model on one GPU"),
         ({"runner": "ray", "timeout": 0}, "timeout=0"),
         ({"address": "auto"}, "address='auto' is of a cluster"),
         ({"timeout": 5}, "timeout=5 is of a cluster"),

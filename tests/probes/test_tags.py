@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard.errors import NotServed
-from regard.halving import halves
+from regard.glimpses import halves
 
 sys.path.insert(0, str(Path(__file__).parent))
 from wired import SIZE, sentences, untrained, wired

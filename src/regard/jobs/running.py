@@ -101,7 +101,7 @@ def runner_of(
 
     must_be_installed()
     if address is None:
-        workers = workers or os.cpu_count()
+        workers = workers or (None if gpus_per_worker else os.cpu_count())
     else:
         reachable(address)  # before anything is loaded or trained
     return Runner("ray", workers, address, gpus_per_worker, timeout)

@@ -13,8 +13,8 @@ from regard.aligning import pieces_of, unaligned
 from regard.attention import Trace
 from regard.data import Example
 from regard.errors import NotServed, at_least_one
-from regard.glimpses import Array, Survey
-from regard.halving import ends, halves, looks_back, over_text, traces, wordless
+from regard.glimpses import Array, Survey, halves
+from regard.halving import ends, looks_back, over_text, traces, wordless
 from regard.probed import Probed, tabled
 
 EACH = "case"

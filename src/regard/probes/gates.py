@@ -13,7 +13,7 @@ from regard.attention import Rerun
 from regard.errors import at_least_one, within
 from regard.gating import HardConcrete
 from regard.glimpses import Survey
-from regard.mattering import gated_scores, gates_of, halves, judge_of, losses
+from regard.mattering import gated_scores, gates_of, judge_of, losses, two_surveys
 from regard.measures import crossed
 from regard.probed import Probed
 from regard.progress import Counter
@@ -41,7 +41,7 @@ def gates(survey: Survey, *, penalty: float = 0.01, epochs: int = 50, learning_r
     """
     within("penalty", penalty, 0, math.inf, ends="[)")
     within("learning_rate", learning_rate, 0, math.inf)
-    learned, judged = halves(survey, "gates")
+    learned, judged = two_surveys(survey, "gates")
     hard, history = _trained(learned, penalty, at_least_one("epochs", epochs), learning_rate)
     value = hard.settled.detach().double().numpy(force=True)
     judge = judge_of(judged)

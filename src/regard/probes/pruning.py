@@ -11,7 +11,7 @@ import pandas as pd
 
 from regard.errors import OptionError, at_least_one, choose, whole_numbers, within
 from regard.glimpses import Survey
-from regard.mattering import gate_gradients, gated_scores, halves, integrated_peaks, judge_of, per_layer, rises
+from regard.mattering import gate_gradients, gated_scores, integrated_peaks, judge_of, per_layer, rises, two_surveys
 from regard.measures import crossed
 from regard.probed import Array, Probed, tabled
 
@@ -58,7 +58,7 @@ def pruning(
     (lots,) = whole_numbers("random", random)
     if lots < 0:
         raise OptionError(f"random={lots} must be 0 or more.")
-    chosen, judged = halves(survey, "pruning")
+    chosen, judged = two_surveys(survey, "pruning")
     count = len(survey.index)
     draws = np.random.default_rng(survey.seed)
     orders = {name: [np.argsort(ORDERS[name](chosen), kind="stable")] for name in named}

@@ -13,8 +13,8 @@ import pandas as pd
 from regard.attention import Trace, trace
 from regard.cases import FEW
 from regard.errors import NotServed, OptionError, at_least_one, choose, true_or_false
-from regard.glimpses import Array, Survey, copies
-from regard.halving import ends, halves, over_text, shares, wordless
+from regard.glimpses import Array, Survey, copies, halves
+from regard.halving import ends, over_text, shares, wordless
 from regard.probed import Probed
 from regard.reading_off import (
     ENTRANCE,

@@ -17,8 +17,8 @@ from regard.aligning import pieces_of, unaligned
 from regard.attention import Site, Trace
 from regard.data import Example, Word
 from regard.errors import NotServed, at_least_one, true_or_false
-from regard.glimpses import Array, Survey, copies, glimpses
-from regard.halving import ends, halves, looks_back, over_text, shares, traces, wordless
+from regard.glimpses import Array, Survey, copies, glimpses, halves
+from regard.halving import ends, looks_back, over_text, shares, traces, wordless
 from regard.probed import Probed, tabled
 
 EACH = "case"

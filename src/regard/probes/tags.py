@@ -16,8 +16,8 @@ from regard.aligning import pieces_of, unaligned
 from regard.attention import Site, Trace
 from regard.data import Example
 from regard.errors import NotServed, at_least_one
-from regard.glimpses import Array, Survey, copies, glimpses
-from regard.halving import ends, halves, over_text, shares, traces, wordless
+from regard.glimpses import Array, Survey, copies, glimpses, halves
+from regard.halving import ends, over_text, shares, traces, wordless
 from regard.probed import Probed, tabled
 
 EACH = "case"
