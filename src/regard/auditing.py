@@ -287,7 +287,12 @@ class Bench:
         given |= {name: asked[name] for name in ("target", "how", "seed", "redact", "threads")}
         options = asked["probes"] if task == HEADS else asked["trials"].get(task)
         given |= {"options": options, "method": explained.get(title, explained)}
-        return Unit(task, title, places, given)
+        return Unit(task, title, places, self._given.setdefault((task, title), given))
+
+    @cached_property
+    def _given(self) -> dict[tuple[str, str | None], dict[str, Any]]:
+        """What units of a trial and an explanation share: there are very many of them."""
+        return {}
 
     @cached_property
     def _case(self) -> Case:

@@ -31,7 +31,7 @@ from regard.types import Batch, Features, How, Of, Targets, one_by_one
 from regard.wording import on_words
 
 MOST_FAILED = 0.2  # share of the examples; with more, what is left is no sample of the data
-ROWS = 4096  # examples whose values are made columns of at a time
+ROWS = 1024  # examples whose values are made columns of at a time
 FEW = 30  # examples, below which an interval is hardly one
 # What one example can be to blame for. All else would meet every example alike, and is raised at once.
 BLAMED = (EmptyInput, NonFinite, TooLong, RuntimeError, FloatingPointError)
