@@ -267,7 +267,7 @@ def foresight(asked: argparse.Namespace) -> None:
             "quick, one worker": [*on_minilm, "--workers", 1, "--threads", 1],
             "quick, two": [*on_minilm, "--workers", 2],
             "quick on Ray, two": [*on_minilm, "--workers", 2, "--runner", "ray"],
-            "1,000 examples, one trial, two": [*on_minilm, "--workers", 2, "--trials", "agreement", "--limit", 1000],
+            "500 examples, one trial, two": [*on_minilm, "--workers", 2, "--trials", "agreement", "--limit", 500],
             "adversarial, two": [*on_minilm, "--workers", 2, "--trials", "adversarial", "--limit", 96],
             "SmolLM2, one worker": ["--model", file, "--data", data, "--workers", 1, "--trials", "permutation,uniform",
                                     "--limit", 64, "--methods", "raw"],
@@ -358,7 +358,7 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", choices=[*commands], default="all")
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--many", type=int, default=100_000)
-    parser.add_argument("--recover", type=int, default=200)
+    parser.add_argument("--recover", type=int, default=128)
     parser.add_argument("--only", default="")
     parser.add_argument("--folder", default="")
     given = parser.parse_args()

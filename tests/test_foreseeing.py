@@ -22,10 +22,12 @@ ASKED = {"methods": ["raw", "random"], "trials": ["comprehensiveness", ("permuta
          "batch_size": 16, "probes": ["entropy"], "threads": 1}  # fmt: skip
 
 
-@pytest.mark.parametrize("law", [(0.1, 0.002, 1e-5), (0.0, 0.01, 0.0), (0.3, 0.0, 0.0), (0.0, 0.0, 2e-5)])
+@pytest.mark.parametrize(
+    "law", [(0.1, 0.02, 0.002, 1e-5), (0.0, 0.0, 0.01, 0.0), (0.3, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 2e-5)]
+)
 def test_a_law_is_found_from_the_probes(law):
     truth = Cost(*law)
-    tried = [[40 + 60 * (share > 0.5)] * count for count, share in PROBES]
+    tried = [[int(100 * share)] * count for count, share in PROBES]
     found = Cost.fitted([(lengths, truth.seconds(lengths)) for lengths in tried])
     unseen = [[130] * 32, [7] * 32, [55] * 5]
     np.testing.assert_allclose(
@@ -34,9 +36,11 @@ def test_a_law_is_found_from_the_probes(law):
     assert found.seconds([55] * 320, 10) == pytest.approx(10 * truth.seconds([55] * 32))
 
 
-@given(st.lists(st.floats(1e-4, 10), min_size=3, max_size=3))
+@given(st.lists(st.floats(1e-4, 10), min_size=4, max_size=4))
 def test_more_or_longer_examples_never_take_less(seconds):
-    found = Cost.fitted([([40] * 2, seconds[0]), ([40] * 8, seconds[1]), ([90] * 4, seconds[2])])
+    found = Cost.fitted(
+        [([40] * 2, seconds[0]), ([40] * 8, seconds[1]), ([90] * 4, seconds[2]), ([20] * 4, seconds[3])]
+    )
     sizes = [found.seconds(lengths) for lengths in ([10], [40] * 2, [40] * 8, [90] * 8, [90] * 32)]
     assert sizes == sorted(sizes)
     assert sizes[-1] > 0
@@ -70,7 +74,7 @@ def test_the_wall_clock(costs, workers, start, beside, driver):
 @pytest.fixture
 def law(monkeypatch):
     """Units that take what a law says, by a clock of their own: by the batch, and by the square of lengths."""
-    law, plain, now = Cost(0.05, 0.0, 2e-6), Bench.__call__, [0.0]
+    law, plain, now = Cost(0.05, 0.0, 0.0, 2e-6), Bench.__call__, [0.0]
 
     def call(self, unit):
         now[0] += law.seconds([len(TEXTS[place]) for place in unit.places])

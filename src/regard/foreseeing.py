@@ -23,23 +23,24 @@ from regard.jobs.plan import EXHIBIT, Unit
 from regard.jobs.store import Store
 from regard.lessons import Planned
 from regard.memory import peak
-from regard.progress import Counter
+from regard.progress import Counter, unlogged
 from regard.training import length_of
 from regard.trying import trains
 
-# Batches that are tried: so many examples, and how many of all are shorter. The first is tried twice and counted once,
-# as what runs for the first time takes longer.
-PROBES = ((2, 0.5), (8, 0.5), (4, 0.9))
+# Batches that are tried: so many examples, and what share of all is shorter. Before them one that does not count, as
+# what runs for the first time takes longer.
+FIRST, PROBES = (4, 0.35), ((4, 0.2), (4, 0.5), (8, 0.5), (8, 0.9))
 # Measured by benchmarks/cluster.py: seconds until others work, too; and of judging, for each example of a finding.
-START = {"local": 7.0, "ray": 12.0}
-JUDGING = 6e-5
+START = {"local": 5.0, "ray": 10.0}
+JUDGING = 8e-5
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a unit takes: seconds = batch · batches + Σ over examples (letter · length + square · length²)."""
+    """What a unit takes: seconds = batch · batches + Σ over examples (example + letter · length + square · length²)."""
 
     batch: float
+    example: float
     letter: float
     square: float
 
@@ -50,18 +51,18 @@ class Cost:
         Nothing is negative: a unit takes no less for being longer.
         """
         rows = np.array([cls._terms(lengths, 1) / max(seconds, 1e-6) for lengths, seconds in seen])
-        scale = rows.max(0)  # or the squares would drown the rest
+        scale = rows.max(0) + 1e-300  # or the squares would drown the rest
         found, _ = nnls(rows / scale, np.ones(len(rows)))
         return cls(*(found / scale).tolist())
 
     def seconds(self, lengths: ArrayLike, batches: int = 1) -> float:
         """Of examples of these lengths, in so many batches."""
-        return float(self._terms(lengths, batches) @ (self.batch, self.letter, self.square))
+        return float(self._terms(lengths, batches) @ (self.batch, self.example, self.letter, self.square))
 
     @staticmethod
     def _terms(lengths: ArrayLike, batches: int) -> Any:
-        some = np.asarray(lengths, dtype=np.float64) + 1
-        return np.array([batches, some.sum(), (some**2).sum()])
+        some = np.asarray(lengths, dtype=np.float64)
+        return np.array([batches, len(some), some.sum(), (some**2).sum()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +159,7 @@ class _Tried:
 def _tried(bench: Bench, lengths: Any) -> _Tried:
     """Run the probes of each trial, in the order in which chunks run, so that explanations share what they share."""
     order = np.argsort(lengths, kind="stable")
-    batches = [_among(order, count, share) for count, share in (PROBES[0], *PROBES)]
+    batches = [_among(order, count, share) for count, share in (FIRST, *PROBES)]
     tasks: dict[str, list[str | None]] = {}
     for unit in bench.units:
         if unit.method not in tasks.setdefault(unit.task, []):
@@ -170,6 +171,7 @@ def _tried(bench: Bench, lengths: Any) -> _Tried:
         Counter("a probe of each trial", len(batches) * sum(map(len, tasks.values()))) as counter,
         tempfile.TemporaryDirectory(prefix="regard-") as folder,
         Store.open(Path(folder), {"identity": {}}, resume=False) as store,
+        unlogged(),  # what few examples are too few for, more may serve
     ):
         for task, titles in tasks.items():
             for number, places in enumerate(batches):

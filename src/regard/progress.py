@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -253,6 +255,18 @@ class Stage:
 
 
 STAGE = Stage()
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """No warnings on stderr, for the length of a block."""
+    logger = logging.getLogger("regard")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def console_height() -> int:

@@ -18,11 +18,10 @@ from regard.cli.shared import (
     read,
     recipe_of,
     several,
-    unlogged,
     wake,
 )
 from regard.errors import InputError, must_know
-from regard.progress import Counter
+from regard.progress import Counter, unlogged
 
 
 def compare(

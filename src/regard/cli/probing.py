@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli import options
-from regard.cli.shared import known, must_end_in, must_name, open_model, read, several, target_of, unlogged, wake
+from regard.cli.shared import known, must_end_in, must_name, open_model, read, several, target_of, wake
 from regard.errors import InputError, must_know
+from regard.progress import unlogged
 
 
 def heads(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json as jsons
 import math
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,17 +218,3 @@ def target_of(subject: Any, target: str | None, similar_to: str | None) -> Any:
     if target is not None and target.isdigit() and not hasattr(subject, "produce"):
         return int(target)
     return target
-
-
-@contextmanager
-def unlogged() -> Iterator[None]:
-    """No warnings on stderr, for the length of a block: they are part of what is shown."""
-    import logging
-
-    logger = logging.getLogger("regard")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
