@@ -264,15 +264,15 @@ def foresight(asked: argparse.Namespace) -> None:
         model, data = saved(folder), folder / "reviews.csv"
         on_minilm = ["--model", model, "--data", data]
         commands: dict[str, list[object]] = {
-            "quick, one worker": [*on_minilm, "--workers", 1, "--threads", 1],
-            "quick, two": [*on_minilm, "--workers", 2],
-            "quick on Ray, two": [*on_minilm, "--workers", 2, "--runner", "ray"],
             "500 examples, one trial, two": [*on_minilm, "--workers", 2, "--trials", "agreement", "--limit", 500],
             "adversarial, two": [*on_minilm, "--workers", 2, "--trials", "adversarial", "--limit", 96],
             "SmolLM2, one worker": ["--model", file, "--data", data, "--workers", 1, "--trials", "permutation,uniform",
                                     "--limit", 64, "--methods", "raw"],
             "recipe, two": ["--recipe", "attention_classifier", "--data", data, "--workers", 2, "--limit", 200,
                             "--trials", "seeds,uniform_trained"],
+            "quick, one worker": [*on_minilm, "--workers", 1, "--threads", 1],
+            "quick, two": [*on_minilm, "--workers", 2],
+            "quick on Ray, two": [*on_minilm, "--workers", 2, "--runner", "ray"],
         }  # fmt: skip
         for number, (what, given) in enumerate(commands.items()):
             if asked.only and asked.only not in what:

@@ -30,8 +30,10 @@ from regard.trying import trains
 # Batches that are tried: so many examples, and what share of all is shorter. Before them one that does not count, as
 # what runs for the first time takes longer.
 FIRST, PROBES = (4, 0.35), ((4, 0.2), (4, 0.5), (8, 0.5), (8, 0.9))
-# Measured by benchmarks/cluster.py: seconds until others work, too; and of judging, for each example of a finding.
+# Measured by benchmarks/cluster.py: seconds until others work, too; how much slower workers are that share a machine;
+# and seconds of judging, for each example of a finding.
 START = {"local": 5.0, "ray": 10.0}
+CROWDED = 1.07
 JUDGING = 8e-5
 
 
@@ -111,11 +113,12 @@ def foresee(bench: Bench) -> Foresight:
     steps = {row["part"]: row["seconds"] / max(1, row["units"]) for row in rows + trained}
     jobs = pd.DataFrame(rows + trained)[["trial", "method", "units", "examples", "seconds"]]
     there: Any = {"workers": _at_once(bench), "start": START[bench.runner.kind]}
+    slower = CROWDED if there["workers"] > 1 and bench.runner.address is None else 1.0
     seconds = wall(
-        [sum(costs[unit.id] for unit in chunk) for chunk in bench.chunks(set())], **there,
+        [slower * sum(costs[unit.id] for unit in chunk) for chunk in bench.chunks(set())], **there,
         beside=bench.runner.kind == "local", driver=tried.driver * len(bench.units),
     )  # fmt: skip
-    lessons = [row["seconds"] / row["units"] for row in trained for _ in range(row["units"])]
+    lessons = [slower * row["seconds"] / row["units"] for row in trained for _ in range(row["units"])]
     seconds += wall(lessons, **there, beside=False) + JUDGING * len(lengths) * len(bench.called[0])
     disk = sum(tried.sizes[unit.task, unit.method] * len(unit.places) for unit in bench.units)
     refused = pd.DataFrame(bench.called[1])

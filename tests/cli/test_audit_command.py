@@ -209,7 +209,7 @@ def test_the_examples_of_the_first_page_run(call, planted_folder, run_folder, tm
     made = regard.data.planted.plant("keyword", train=4, test=6)
     monkeypatch.setattr("regard.training.fit_planted", lambda task, *, seed: (subject, made))
     monkeypatch.setattr("regard.auditing.Bench.audit", lambda bench, folder, *, resume, steps: whole)
-    monkeypatch.setattr(audits, "_foretell", lambda bench, *, json, dry_run: None)
+    monkeypatch.setattr(audits, "_foretell", lambda bench, before, *, json, dry_run: None)
     for line in helps.EXAMPLES:
         given = shlex.split(line.replace("path/to/classifier", str(planted_folder)))
         code, out, err = call(*given[1:])

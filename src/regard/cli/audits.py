@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,6 +93,7 @@ def audit(
     json: options.JSON = False,
 ) -> None:
     """Put the explanations of a model on trial, and judge them."""
+    began = time.monotonic()
     must_name(model, data, planted, recipe)
     must_end_in(".html", "html", html)
     chosen, tried = several(methods or []), several(trials or [])
@@ -137,7 +140,8 @@ def audit(
             raise InputError(f"nothing can run. {why}")
         steps = None
         if dry_run or not (resume or named == "quick"):  # a probe would take a good part of what a quick look takes
-            steps = _foretell(bench, json=json, dry_run=dry_run).steps
+            before = time.monotonic() - began if dry_run else 0.0  # loading; a run that has begun has it behind it
+            steps = _foretell(bench, before, json=json, dry_run=dry_run).steps
         if dry_run:
             return
         _join(stack, bench.open(), runner, address)
@@ -215,13 +219,14 @@ def _must_be_tried(required: Sequence[str], trials: Sequence[tuple[str, Any]], r
             raise InputError(f"--require {one.name}: {', '.join(one.trials)} trains models. Say how, by --recipe.")
 
 
-def _foretell(bench: Bench, *, json: bool, dry_run: bool) -> Foresight:
+def _foretell(bench: Bench, before: float, *, json: bool, dry_run: bool) -> Foresight:
     """What will run, and roughly how long: the result of a dry run, otherwise a line beside it."""
     from regard.cli.consoles import print_json, tell
     from regard.cli.scorecard import foreseen, show_foresight
     from regard.foreseeing import foresee
 
     found = foresee(bench)
+    found = replace(found, seconds=before + found.seconds)
     if dry_run and json:
         plain = {"seconds": round(found.seconds, 1), "workers": found.workers, "driver": round(found.driver, 5),
                  "memory": found.memory, "disk": found.disk}  # fmt: skip
