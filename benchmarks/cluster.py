@@ -265,20 +265,20 @@ def foresight(asked: argparse.Namespace) -> None:
         on_minilm = ["--model", model, "--data", data]
         commands: dict[str, list[object]] = {
             "500 examples, one trial, two": [*on_minilm, "--workers", 2, "--trials", "agreement", "--limit", 500],
-            "adversarial, two": [*on_minilm, "--workers", 2, "--trials", "adversarial", "--limit", 96],
-            "SmolLM2, one worker": ["--model", file, "--data", data, "--workers", 1, "--trials", "permutation,uniform",
+            "adversarial, 96 examples, two": [*on_minilm, "--workers", 2, "--trials", "adversarial:steps=50", "--limit", 96],
+            "SmolLM2, 64 examples, two trials, one": ["--model", file, "--data", data, "--workers", 1, "--trials", "permutation,uniform",
                                     "--limit", 64, "--methods", "raw"],
-            "recipe, two": ["--recipe", "attention_classifier", "--data", data, "--workers", 2, "--limit", 200,
+            "a recipe: 4 trainings, two": ["--recipe", "attention_classifier", "--data", data, "--workers", 2, "--limit", 200,
                             "--trials", "seeds,uniform_trained"],
-            "quick, one worker": [*on_minilm, "--workers", 1, "--threads", 1],
-            "quick, two": [*on_minilm, "--workers", 2],
-            "quick on Ray, two": [*on_minilm, "--workers", 2, "--runner", "ray"],
+            "quick, 100 examples, one": [*on_minilm, "--workers", 1, "--threads", 1, "--limit", 100],
+            "quick, 100 examples, two": [*on_minilm, "--workers", 2, "--limit", 100],
+            "quick, 100 examples, two on Ray": [*on_minilm, "--workers", 2, "--runner", "ray", "--limit", 100],
         }  # fmt: skip
         for number, (what, given) in enumerate(commands.items()):
             if asked.only and asked.only not in what:
                 continue
             dry, said = told(*given, "--dry-run", "--out", folder / f"run-{number}")
-            took, found = told(*given, "--out", folder / f"run-{number}")
+            took, found = told(*given, "--out", folder / f"run-{number}", "--resume")  # or it would look ahead again
             jobs = json.loads((folder / f"run-{number}" / "done.json").read_text())["times"]["seconds"]
             assert found["findings"]
             table.add_row(what, f"{dry:.0f}", f"{said['seconds']:.0f}", f"{jobs:.0f}", f"{took:.0f}",
