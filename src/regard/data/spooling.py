@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+import threading
 import weakref
 from array import array
 from collections.abc import Iterable, Sequence
@@ -34,6 +35,7 @@ class Spooled(Sequence[Example]):
         self._file = tempfile.TemporaryFile(prefix="regard-")  # noqa: SIM115 - open as long as this is used
         weakref.finalize(self, self._file.close)
         self._starts = array("Q", [0])
+        self._lock = threading.Lock()  # a file has one place where it is read
 
     def extend(self, examples: Iterable[Example]) -> None:
         """Some more, behind those that are there."""
@@ -54,5 +56,6 @@ class Spooled(Sequence[Example]):
             return [self[number] for number in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
             raise IndexError(place)
-        self._file.seek(self._starts[place % len(self)])
-        return pickle.load(self._file)  # from this process, see above
+        with self._lock:
+            self._file.seek(self._starts[place % len(self)])
+            return pickle.load(self._file)  # from this process, see above

@@ -7,18 +7,20 @@ import os
 import pickle
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 from regard.errors import OptionError, WorkerDied, at_least_one, choose, within
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # a record of plain values, and arrays by name
 U = TypeVar("U")  # a unit, or whatever else is plain enough to be sent
-AHEAD = 4  # chunks for each other process that are handed over before they are asked for: this one may be busy for long
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def run(
     others = workers - beside
     pool = ProcessPoolExecutor(others, multiprocessing.get_context("spawn"), _begin, (sent,))
     try:
-        yield from _spread(work, pool, list(chunks), others, beside)
+        yield from _spread(work, pool, deque(chunks), others, beside)
     except BrokenProcessPool:
         raise WorkerDied(
             f"workers={workers!r}: one of the processes died, perhaps for want of memory, or because a script starts "
@@ -157,24 +159,52 @@ def run(
 
 
 def _spread(
-    work: Callable[[U], Result], pool: ProcessPoolExecutor, waiting: list[Sequence[U]], others: int, beside: bool
+    work: Callable[[U], Result], pool: ProcessPoolExecutor, waiting: deque[Sequence[U]], others: int, beside: bool
 ) -> Iterator[tuple[U, Result]]:
-    """Keep the other processes busy, without handing over everything at once, and work beside them, if asked to.
+    """Give the next chunk to whoever is free, and work beside the others, if asked to.
 
-    This process has the model already; the others need seconds to begin.
+    This process has the model already; the others need seconds to begin. They get their next chunk from the pool's own
+    thread, as this one may be busy for long; none is handed over before, as chunks differ.
     """
-    running: dict[Future[list[Result]], Sequence[U]] = {}
-    pack = packing(work)
-    while waiting or running:
-        while waiting and len(running) < (AHEAD if beside else 1) * others:
-            chunk = waiting.pop(0)
-            running[pool.submit(_do, pack(chunk))] = chunk
-        if waiting and beside:
-            for unit in waiting.pop(0):
-                yield unit, work(unit)
-        done, _ = wait(running, timeout=0 if waiting and beside else None, return_when=FIRST_COMPLETED)
-        for one in done:
-            yield from zip(running.pop(one), one.result(), strict=True)
+    left, pack = len(waiting), packing(work)
+    done: SimpleQueue[tuple[Sequence[U], Future[list[Result]]]] = SimpleQueue()
+    one_at_a_time = threading.Lock()
+
+    def take() -> Sequence[U] | None:
+        with one_at_a_time:
+            return waiting.popleft() if waiting else None
+
+    def hand_over() -> None:
+        if (chunk := take()) is None:
+            return
+        try:
+            sent = pool.submit(_do, pack(chunk))
+        except Exception as problem:  # it is raised where results are waited for
+            sent = Future()
+            sent.set_exception(problem)
+        sent.add_done_callback(partial(came_back, chunk))
+
+    def came_back(chunk: Sequence[U], sent: Future[list[Result]]) -> None:
+        done.put((chunk, sent))
+        if not sent.cancelled() and sent.exception() is None:
+            hand_over()
+
+    own = take() if beside else None
+    for _ in range(others):
+        hand_over()
+    try:
+        while left:
+            if own is not None:
+                for unit in own:
+                    yield unit, work(unit)
+                left -= 1
+            while left and (own is None or not done.empty()):
+                chunk, sent = done.get()
+                yield from zip(chunk, sent.result(), strict=True)
+                left -= 1
+            own = take() if beside else None
+    finally:
+        waiting.clear()  # whoever comes back now gets nothing more
 
 
 def packing(work: Any) -> Callable[[Any], Any]:
