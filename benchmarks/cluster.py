@@ -306,6 +306,8 @@ def large(asked: argparse.Namespace) -> None:
     back = seen.disk / sum(len(one.places) for one in bench.units)
     console.print(f"a chunk of {len(chunk)} units: {sent / 1e3:.1f} kB there; {back:.0f} bytes of an example back;")
     console.print(f"the driver takes {seen.driver * 1e3:.1f} ms for each unit")
+    for name in ("agreement", "erasure"):
+        passes[name] *= length / pieces  # they remove words one by one, and longer texts have more
     one = 2 * parameters * length / flops
     costs = [32 * passes[name] * one for _ in range(texts // 32) for name in passes]
     kept = len(bench.called[0]) * (texts // 32) * seen.driver
