@@ -142,7 +142,7 @@ def test_a_unit_that_hangs_is_given_up(nodes, two, work):
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_node_that_dies_costs_no_more_than_what_it_had(nodes, two, work, replaced):
+def test_a_node_that_dies_costs_no_more_than_what_it_had(nodes, two, work, replaced, capsys):
     told, units = work(seconds=0.3), [*range(30)]
     victims = iter(two[:1])
 
@@ -155,6 +155,7 @@ def test_a_node_that_dies_costs_no_more_than_what_it_had(nodes, two, work, repla
     assert outcomes(told, units, nodes.runner(), seen=seen) == squares(units)
     again = sum(told.begun.values()) - len(units)
     assert 0 <= again <= runner.AHEAD
+    assert capsys.readouterr().out == "", "results are there, and nothing that Ray has to say of nodes"
 
 
 @pytest.mark.parametrize("times", [1, 100])
@@ -356,17 +357,18 @@ def test_a_training_that_always_fails_is_refused_and_the_audit_goes_on(nodes, tw
     assert "plain with seed 1: failed 3 times" in refused["why"]
 
 
+MANY = ASKED | {"batch_size": 1}  # so many units that none of two runs is done when it is stopped
 SCRIPT = """
 import sys
 import regard
 from ray_faults import Slow
 from regard.models import toys
 from regard.teaching import Lesson, Teacher
-from test_ray import ASKED, TEXTS
+from test_ray import MANY, TEXTS
 
 if __name__ == "__main__":
     subject = regard.pooled(toys.decisive(), tokenize=Slow())
-    regard.audit(subject, TEXTS, out=sys.argv[1], resume=True, runner="ray", workers=2, **ASKED)
+    regard.audit(subject, TEXTS, out=sys.argv[1], resume=True, runner="ray", workers=2, **MANY)
 """
 
 
@@ -406,7 +408,7 @@ def test_a_driver_that_is_killed_or_stopped_leaves_nobody_behind_and_goes_on_her
         assert not (tmp_path / "run" / "done.json").exists()
     subject = regard.pooled(toys.decisive())
     for name in ("run", "undisturbed"):
-        regard.audit(subject, TEXTS, out=tmp_path / name, resume=True, **ASKED)
+        regard.audit(subject, TEXTS, out=tmp_path / name, resume=True, **MANY)
     assert found_in(tmp_path / "run") == found_in(tmp_path / "undisturbed")
 
 

@@ -42,16 +42,30 @@ def connected(runner: Runner, *, threads: int = 1, size: int = 0) -> Iterator[An
         yield ray
         return
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    with _unprinted():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what Ray says of its own future
+                if runner.address is None:
+                    _start(ray, runner, threads, size, quiet)
+                else:
+                    _join(ray, runner.address, quiet)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _unprinted() -> Iterator[None]:
+    """Ray prints to stdout, where results belong, what happens to nodes, with pages of logs; we say it ourselves."""
+    from ray._private import worker
+
+    plain = getattr(worker, "print_to_stdstream", None)
+    worker.print_to_stdstream = lambda data, ignore_prefix: log.debug("%s", data["lines"])
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Ray says of its own future
-            if runner.address is None:
-                _start(ray, runner, threads, size, quiet)
-            else:
-                _join(ray, runner.address, quiet)
-        yield ray
+        yield
     finally:
-        ray.shutdown()
+        worker.print_to_stdstream = plain
 
 
 def _start(ray: Any, runner: Runner, threads: int, size: int, quiet: dict[str, Any]) -> None:
