@@ -261,6 +261,8 @@ def test_a_method_that_fails_at_once_is_not_tried_again(subject, data, monkeypat
 
 def test_two_processes_give_the_same_bits(subject, data):
     asked = {"methods": ["raw", "leave_one_out"], "batch_size": 2, "threads": 1}
+    with pytest.raises(errors.OptionError, match="threads=0"):
+        regard.compare(subject, data, threads=0)
     one, two = (regard.compare(subject, data, **asked, workers=workers) for workers in (1, 2))
     pd.testing.assert_frame_equal(one.values, two.values, check_exact=True)
     pd.testing.assert_frame_equal(one.league, two.league, check_exact=True)

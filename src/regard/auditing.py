@@ -211,9 +211,8 @@ class Bench:
     @property
     def afar(self) -> Afar:
         """How it goes to other machines."""
-        gpu = self.runner.gpus_per_worker > 0
-        sent = replace(self, subject=fetching(self.subject, self.identity["model"], gpu=gpu))
-        return Afar(sent, 2 * weight(self.subject.model) + OVERHEAD, self.threads)
+        subject = fetching(self.subject, self.identity["model"], gpu=self.runner.gpus_per_worker > 0)
+        return Afar(replace(self, subject=subject), 2 * weight(self.subject.model) + OVERHEAD, self.threads)
 
     def open(self) -> contextlib.AbstractContextManager[Any]:
         """For the length of a block, where it runs."""
@@ -282,16 +281,17 @@ class Bench:
 
     def unit(self, task: str, title: str | None, places: tuple[int, ...]) -> Unit:
         """A batch of a trial, an example that is shown, or the examples that heads are looked at with."""
-        asked, explained = self.identity["options"], self.identity["options"]["methods"]
-        given = {name: self.identity[name] for name in ("model", "data", "versions")}
-        given |= {name: asked[name] for name in ("target", "how", "seed", "redact", "threads")}
-        options = asked["probes"] if task == HEADS else asked["trials"].get(task)
-        given |= {"options": options, "method": explained.get(title, explained)}
-        return Unit(task, title, places, self._given.setdefault((task, title), given))
+        if (task, title) not in self._given:
+            asked, explained = self.identity["options"], self.identity["options"]["methods"]
+            given = {name: self.identity[name] for name in ("model", "data", "versions")}
+            given |= {name: asked[name] for name in ("target", "how", "seed", "redact", "threads")}
+            options = asked["probes"] if task == HEADS else asked["trials"].get(task)
+            self._given[task, title] = given | {"options": options, "method": explained.get(title, explained)}
+        return Unit(task, title, places, self._given[task, title])
 
     @cached_property
     def _given(self) -> dict[tuple[str, str | None], dict[str, Any]]:
-        """What units of a trial and an explanation share: there are very many of them."""
+        """What very many units share: by trial and explanation, what their results depend on."""
         return {}
 
     @cached_property

@@ -84,7 +84,7 @@ def compare(
     """
     must_be_subject(subject)
     where = runner_of(runner, workers=workers, address=address, gpus_per_worker=gpus_per_worker, timeout=timeout)
-    where, threads = shared_out(where, threads and at_least_one("threads", threads), subject.model)
+    where, threads = shared_out(where, None if threads is None else at_least_one("threads", threads), subject.model)
     at_least_one("examples", examples)
     at_least_one("batch_size", batch_size)
     if not bins or any(not 0 < share <= 1 for share in bins):

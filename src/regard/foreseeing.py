@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ FIRST, PROBES = (4, 0.35), ((4, 0.2), (4, 0.5), (8, 0.5), (8, 0.9))
 START = {"local": 5.0, "ray": 10.0}
 CROWDED = 1.07
 JUDGING = 8e-5
+Key = tuple[str, str | None]  # a trial, or what else units do, and the title of an explanation
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,10 @@ class Foresight:
 def foresee(bench: Bench) -> Foresight:
     """Try a few batches of each trial here, and reckon what all of them take, wherever they run."""
     lengths = np.array([length_of(one) for one in bench.drawn.examples])
-    tried = _tried(bench, lengths)
-    groups: dict[tuple[str, str | None], list[Unit]] = {}
+    groups: dict[Key, list[Unit]] = {}
     for unit in bench.units:
         groups.setdefault((unit.task, unit.method), []).append(unit)
+    tried = _tried(bench, lengths, [*groups])
     costs = {
         unit.id: tried.costs[key].seconds(lengths[[*unit.places]], -(-len(unit.places) // bench.batch_size))
         for key, units in groups.items()
@@ -147,36 +149,35 @@ def wall(costs: Iterable[float], workers: int, *, start: float, beside: bool, dr
         done = free[0] + cost
         end = max(end, done)
         heapreplace(free, done)
-    return end + driver / workers if beside else max(end, start + driver) if end else 0.0
+    if beside:  # what it takes for that is no more than a share of what all do
+        return end + driver / workers
+    return max(end, start + driver) if end else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
     """What was seen of a few batches, by trial and explanation."""
 
-    costs: dict[tuple[str, str | None], Cost]
-    sizes: dict[tuple[str, str | None], float]  # bytes of an example
+    costs: dict[Key, Cost]
+    sizes: dict[Key, float]  # bytes of an example
     driver: float  # seconds of a unit
 
 
-def _tried(bench: Bench, lengths: Any) -> _Tried:
+def _tried(bench: Bench, lengths: Any, keys: Sequence[Key]) -> _Tried:
     """Run the probes of each trial, in the order in which chunks run, so that explanations share what they share."""
     order = np.argsort(lengths, kind="stable")
     batches = [_among(order, count, share) for count, share in (FIRST, *PROBES)]
-    tasks: dict[str, list[str | None]] = {}
-    for unit in bench.units:
-        if unit.method not in tasks.setdefault(unit.task, []):
-            tasks[unit.task].append(unit.method)
-    seen: dict[tuple[str, str | None], list[tuple[Any, float]]] = {}
-    sizes: dict[tuple[str, str | None], float] = {}
+    seen: dict[Key, list[tuple[Any, float]]] = {}
+    sizes: dict[Key, float] = {}
     kept: list[float] = []
     with (
-        Counter("a probe of each trial", len(batches) * sum(map(len, tasks.values()))) as counter,
+        Counter("a probe of each trial", len(batches) * len(keys)) as counter,
         tempfile.TemporaryDirectory(prefix="regard-") as folder,
         Store.open(Path(folder), {"identity": {}}, resume=False) as store,
         unlogged(),  # what few examples are too few for, more may serve
     ):
-        for task, titles in tasks.items():
+        for task, some in groupby(keys, key=lambda key: key[0]):
+            titles = [title for _, title in some]
             for number, places in enumerate(batches):
                 for title in titles:
                     unit = bench.unit(task, title, places[:1] if task == EXHIBIT else places)

@@ -17,7 +17,7 @@ import typer
 from regard.cli import options
 from regard.cli.config import take
 from regard.cli.judging import subject_of
-from regard.cli.shared import known, must_end_in, must_name, read, recipe_of, several, wake
+from regard.cli.shared import known, must_end_in, must_name, processes_of, read, recipe_of, several, wake
 from regard.errors import InputError, StoreError, must_know
 from regard.progress import Counter
 
@@ -109,7 +109,7 @@ def audit(
     required = _criteria(require or [])
     from regard.jobs.running import runner_of
 
-    some = workers or (1 if trust_remote_code and runner == "local" else None)
+    some = processes_of(workers, runner, trust_remote_code)
     where = runner_of(runner, workers=some, address=address, gpus_per_worker=gpus_per_worker, timeout=timeout)
     wake()
     from regard.asked import PROBES, threads_of

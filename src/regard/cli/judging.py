@@ -15,6 +15,7 @@ from regard.cli.shared import (
     must_end_in,
     must_name,
     option,
+    processes_of,
     read,
     recipe_of,
     several,
@@ -53,7 +54,7 @@ def compare(
     must_name(model, data, planted)
     must_end_in(".html", "html", html)
     where: Any = {"address": address, "gpus_per_worker": gpus_per_worker, "timeout": timeout,
-                  "workers": workers or (1 if trust_remote_code and runner == "local" else None)}  # fmt: skip
+                  "workers": processes_of(workers, runner, trust_remote_code)}  # fmt: skip
     from regard.jobs.running import runner_of
 
     runner_of(runner, **where)  # before anything is loaded

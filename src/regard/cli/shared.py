@@ -171,6 +171,11 @@ def recipe_of(name: str, model: str | None, given: Iterable[str] | None) -> Any:
         raise OptionError(f"--recipe-option: {problem}.") from None
 
 
+def processes_of(workers: int | None, runner: str, trust_remote_code: bool) -> int | None:
+    """How many processes; None: as many as fit. Code that came with a checkpoint cannot be sent to another one."""
+    return workers or (1 if trust_remote_code and runner == "local" else None)
+
+
 def wake() -> None:
     """Import what takes seconds, in sight."""
     with Counter("starting torch", None, patience=0):

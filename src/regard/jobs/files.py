@@ -31,6 +31,14 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def digest_of(path: Path) -> str | None:
+    """The SHA-256 of a file, however large; None if it is not there."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def seal(content: Mapping[str, Any], *, salt: str = "", indent: int | None = None) -> bytes:
     """A line of JSON (or several, indented) that begins with the checksum of ``salt`` and all that follows.
 

@@ -8,7 +8,6 @@ no line of another run and no file under another's name passes for the right one
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from safetensors.numpy import load, save
 from regard.errors import StoreError
 from regard.jobs.files import (
     digest,
+    digest_of,
     give_lock,
     make_folder,
     plainly,
@@ -171,7 +171,7 @@ class Store:
         with plainly(self.folder):
             remove(self.folder / DONE)
             write_whole(self.folder / FINDINGS, json.dumps(findings).encode("ascii") + b"\n")
-            files = {name: _digest_of(self.folder / name) for name in (MANIFEST, RECORDS, FINDINGS)}
+            files = {name: digest_of(self.folder / name) for name in (MANIFEST, RECORDS, FINDINGS)}
             arrays = {job: place.arrays for job, place in sorted(self._places.items()) if place.arrays}
             done = {"schema": SCHEMA, "times": times, "files": files, "arrays": arrays}
             write_whole(self.folder / DONE, seal(done, salt=DONE, indent=1))
@@ -217,7 +217,7 @@ class Store:
                     wrong.append(f"line {place}")
                     continue
                 arrays = _arrays_path(self.folder, entry["job"])
-                whole = entry["arrays"] is None or _digest_of(arrays) == entry["arrays"]
+                whole = entry["arrays"] is None or digest_of(arrays) == entry["arrays"]
                 if not whole or entry["number"] != number:  # lines that were lost or moved leave gaps in the numbers
                     wrong.append(f"line {place}" + f" (its arrays in {arrays.name})" * (not whole))
                 number = entry["number"]
@@ -255,7 +255,7 @@ class Store:
         return seal(content, salt=self._salt)
 
     def _place(self, job: str, line: bytes, arrays: str | None) -> None:
-        """Remember the line that was read or written last."""
+        """Remember the line that was written last."""
         self._places[job] = _Place(self._end, len(line), arrays)
         self._end += len(line)
 
@@ -291,7 +291,7 @@ def read_run(folder: str | Path) -> Run:
         if done["schema"] != SCHEMA:
             raise StoreError(f"{run} was written by another version of regard. Run it again in another --out.")
         for name, kept in done["files"].items():
-            if name not in (MANIFEST, RECORDS, FINDINGS) or _digest_of(folder / name) != kept:
+            if name not in (MANIFEST, RECORDS, FINDINGS) or digest_of(folder / name) != kept:
                 raise _damaged(folder / name)
         arrays = {job: _load(_arrays_path(folder, job), kept) for job, kept in done["arrays"].items()}
         manifest = unseal((folder / MANIFEST).read_bytes(), salt=MANIFEST)
@@ -315,13 +315,6 @@ def _load(path: Path, kept: str) -> dict[str, NDArray[Any]]:
 
 def _damaged(path: Path) -> StoreError:
     return StoreError(f"{path} is damaged or missing. Go on with --resume: what is whole is kept, the rest runs again.")
-
-
-def _digest_of(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differences(was: Any, now: Any, name: str = "") -> list[str]:
