@@ -351,7 +351,7 @@ if __name__ == "__main__":
         "throughput": throughput, "memory": memory, "driver": driver, "recovery": recovery, "foresight": foresight,
         "large": large,
     }  # fmt: skip
-    parser.add_argument("what", nargs="?", choices=[*commands], default="all")
+    parser.add_argument("what", nargs="?", choices=["all", *commands], default="all")
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--many", type=int, default=100_000)
     parser.add_argument("--recover", type=int, default=128)
